@@ -1,0 +1,56 @@
+"""Recursive Block-Diagonal Coupling: wide vision models from scratch, for a third less compute."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rbdc.budget import Plan, Stage, count_flops, forward_flops, make_plan
+    from rbdc.coupling import CouplingProof, couple, verify_coupling
+    from rbdc.errors import RbdcError
+    from rbdc.models import ModelSpec, build, export, load, spec_of
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Plan": "budget",
+    "Stage": "budget",
+    "count_flops": "budget",
+    "forward_flops": "budget",
+    "make_plan": "budget",
+    "CouplingProof": "coupling",
+    "couple": "coupling",
+    "verify_coupling": "coupling",
+    "RbdcError": "errors",
+    "ModelSpec": "models",
+    "build": "models",
+    "export": "models",
+    "load": "models",
+    "spec_of": "models",
+}
+__all__ = [
+    "CouplingProof",
+    "ModelSpec",
+    "Plan",
+    "RbdcError",
+    "Stage",
+    "build",
+    "count_flops",
+    "couple",
+    "export",
+    "forward_flops",
+    "load",
+    "make_plan",
+    "spec_of",
+    "verify_coupling",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch and timm only when something that needs them is asked for (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'rbdc' has no attribute {name!r}")
+    return getattr(import_module(f"rbdc.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,45 @@
+"""How epochs follow from a budget: the appendix's equations, and Algorithm 1.
+
+Level i = 0 is the target; level S holds the 2^S leaves. A schedule gives the epochs of every level
+relative to each other; a budget then fixes the one scale that is left. Pure arithmetic.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+TRAINING_PASSES = 3  # one forward, and a backward that costs two (Hoffmann et al., 2022)
+
+Schedule = Literal["appendix", "algorithm-1"]
+
+
+def relative_epochs(schedule: Schedule, steps: int, ratio: float) -> list[float]:
+    """Epochs of each level, target first, up to a common factor."""
+    if schedule == "appendix":  # epochs_i = epochs_target / r^i
+        return [ratio**-level for level in range(steps + 1)]
+    # Algorithm 1: of the epochs it is given, a model keeps r/(r+2) and hands 1/(r+2) to each of
+    # its two parents; a leaf keeps all. With the epochs given to the target as the unit:
+    given = [(ratio + 2) ** -level for level in range(steps + 1)]
+    return [share * ratio / (ratio + 2) for share in given[:-1]] + given[-1:]
+
+
+def training_flops(forward_flops: float, epochs: float, images: int) -> float:
+    """FLOPs_training = epochs x |D| x 3 x FLOPs_forward."""
+    return epochs * images * TRAINING_PASSES * forward_flops
+
+
+def cost_of_unit(relative: Sequence[float], forward_flops: Sequence[float]) -> float:
+    """sum_i 2^i x relative epochs_i x FLOPs_forward_i: what the whole tree costs, an image."""
+    return sum(
+        2**level * epochs * flops
+        for level, (epochs, flops) in enumerate(zip(relative, forward_flops, strict=True))
+    )
+
+
+def quartered(forward_flops: float, steps: int) -> list[float]:
+    """The paper's approximation FLOPs_forward_i = FLOPs_forward_0 / 4^i."""
+    return [forward_flops / 4**level for level in range(steps + 1)]
+
+
+def data_passes(epochs: Sequence[float]) -> float:
+    """Passes over the data that the whole tree makes. Algorithm 1's total epochs are these."""
+    return sum(2**level * count for level, count in enumerate(epochs))

@@ -1,0 +1,26 @@
+"""Coupling: two narrow models in, one wide model out. No disk, no clock, no globals.
+
+Read in this order: `layout` (which axes are wide), `rules` (the paper's equations), `couple` (two
+models into a third), `checks` (what must hold before), `verify` (the proof after).
+"""
+
+from rbdc.coupling.checks import class_names
+from rbdc.coupling.couple import OffDiagonal, couple
+from rbdc.coupling.layout import Axes, Layout, layout_of
+from rbdc.coupling.rules import couple_states, couple_tensor
+from rbdc.coupling.verify import TOLERANCE, CouplingProof, evaluating, verify_coupling
+
+__all__ = [
+    "TOLERANCE",
+    "Axes",
+    "CouplingProof",
+    "Layout",
+    "OffDiagonal",
+    "class_names",
+    "couple",
+    "couple_states",
+    "couple_tensor",
+    "evaluating",
+    "layout_of",
+    "verify_coupling",
+]

@@ -1,0 +1,136 @@
+"""What must hold before two models are coupled. Each mistake has a message of its own."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from rbdc.errors import CouplingError
+
+# What a layer says of itself besides its tensors. Two models with equal shapes that differ here
+# compute different functions, and coupling them would be silent garbage.
+_ATTRIBUTES = (
+    "num_classes",
+    "img_size",
+    "patch_size",
+    "num_prefix_tokens",
+    "global_pool",
+    "num_heads",
+    "head_dim",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "eps",
+)
+_DOUBLES = {"num_heads"}  # a wide model has twice as many heads of the same size
+
+
+def check_parents(first: nn.Module, second: nn.Module, *, allow_identical: bool = False) -> None:
+    """Refuse parents that differ in anything but their weights, or do not differ at all."""
+    _check_structure(first, second, "the first parent", "the second")
+    _check_tensors(first, second)
+    _check_classes(class_names(first), class_names(second))
+    for which, parent in (("first", first), ("second", second)):
+        _check_finite(which, parent)
+    if not allow_identical and _identical(first, second):
+        raise CouplingError(
+            "both parents are the same model: every weight is equal, so the two halves of the wide "
+            "model would get the same gradients and never part",
+            "Train the parents from different seeds, or allow identical parents explicitly.",
+        )
+
+
+def check_wide(parent: nn.Module, wide: nn.Module) -> None:
+    """Refuse a wide model that is another architecture than its parents at twice the width."""
+    _check_structure(parent, wide, "the parents", "the wide model", doubles=True)
+
+
+def class_names(model: nn.Module) -> tuple[str, ...] | None:
+    """The class list a timm model carries, in the order of its logits; None if it has none."""
+    names = getattr(model, "pretrained_cfg", {}).get("label_names")
+    if not names:
+        return None
+    return tuple(names[key] for key in sorted(names, key=int)) if isinstance(names, dict) else tuple(names)
+
+
+def _structure(model: nn.Module) -> Iterator[tuple[str, str, object]]:
+    """(place, attribute, value) of everything that must agree, the telling ones first."""
+    for path, module in model.named_modules():
+        place = path or type(model).__name__
+        if isinstance(module, nn.Sequential | nn.ModuleList):
+            yield place, "depth", len(module)
+        for attribute in _ATTRIBUTES:
+            value = getattr(module, attribute, None)
+            if isinstance(value, int | float | str | tuple):
+                yield place, attribute, value
+        yield place, "type", type(module).__name__
+
+
+def _check_structure(
+    left: nn.Module, right: nn.Module, left_name: str, right_name: str, *, doubles: bool = False
+) -> None:
+    theirs = {(place, attribute): value for place, attribute, value in _structure(right)}
+    for place, attribute, value in _structure(left):
+        expected = value * 2 if doubles and attribute in _DOUBLES else value  # type: ignore[operator]
+        found = theirs.get((place, attribute))
+        if found != expected:
+            raise CouplingError(
+                f"{attribute} of {place} is {value} in {left_name} and "
+                f"{'missing' if found is None else found} in {right_name}"
+                + (f", where {expected} is needed" if expected != value else ""),
+                "Parents must be one architecture at one width, and the wide model the same "
+                "architecture at twice that width.",
+            )
+
+
+def _check_tensors(first: nn.Module, second: nn.Module) -> None:
+    left, right = first.state_dict(), second.state_dict()
+    for name in [*left, *(name for name in right if name not in left)]:
+        shapes = [tuple(s[name].shape) if name in s else None for s in (left, right)]
+        if shapes[0] != shapes[1]:
+            raise CouplingError(
+                f"{name} is {shapes[0] or 'missing'} in the first parent and "
+                f"{shapes[1] or 'missing'} in the second",
+                "Both parents must be the same architecture at the same width.",
+            )
+
+
+def _check_classes(first: Sequence[str] | None, second: Sequence[str] | None) -> None:
+    if first is None or second is None or first == second:
+        return
+    at = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
+    where = (
+        f"the first has {len(first)} classes, the second {len(second)}"
+        if at is None
+        else f"class {at} is {first[at]!r} in the first and {second[at]!r} in the second"
+    )
+    if sorted(first) == sorted(second):
+        raise CouplingError(
+            f"the parents know the same classes in a different order: {where}",
+            "Their logits would be averaged across classes; retrain one, or reorder its head.",
+        )
+    raise CouplingError(
+        f"the parents know different classes: {where}",
+        "Only models trained on the same class list can be coupled.",
+    )
+
+
+def _check_finite(which: str, parent: nn.Module) -> None:
+    for name, tensor in parent.state_dict().items():
+        if tensor.is_floating_point() and not tensor.is_meta:
+            bad = tensor.numel() - int(tensor.isfinite().sum())
+            if bad:
+                raise CouplingError(
+                    f"{name} of the {which} parent has {bad} values of {tensor.numel()} that are "
+                    "not finite (NaN or infinite)",
+                    "That training diverged: use an earlier checkpoint of it.",
+                )
+
+
+def _identical(first: nn.Module, second: nn.Module) -> bool:
+    left, right = first.state_dict(), second.state_dict()
+    return all(
+        not tensor.is_meta and torch.equal(tensor, right[name].to(tensor.device))
+        for name, tensor in left.items()
+    )

@@ -1,0 +1,74 @@
+"""The coupling rules: two narrow tensors in, one wide tensor out.
+
+Equation numbers are those of the paper and its supplement. The rules follow from which axes are
+wide (`layout`), so they also say what the paper leaves open: a stem or patch embedding, whose
+input is the image, has one wide axis and is concatenated; so are class and distillation tokens and
+position embeddings; a distillation head is a head; batch-norm counters are averaged.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rbdc.coupling.layout import Axes, Layout
+
+
+def couple_states(
+    first: Mapping[str, Tensor],
+    second: Mapping[str, Tensor],
+    layout: Layout,
+    off_diagonal: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """The wide state dict of two narrow ones. Off-diagonal blocks are zero, or are those of
+    `off_diagonal`, a wide state dict."""
+    return {
+        name: couple_tensor(first[name], second[name], axes, off_diagonal and off_diagonal[name])
+        for name, axes in layout.items()
+    }
+
+
+def couple_tensor(
+    first: Tensor, second: Tensor, axes: Axes, off_diagonal: Tensor | None = None
+) -> Tensor:
+    """The wide tensor of two narrow ones; the inputs are left as they are."""
+    if axes.packed:  # Eq. 3: each of q, k, v on its own, packed again
+        sizes = axes.packed
+        background = off_diagonal.split([2 * n for n in sizes]) if off_diagonal is not None else ()
+        unpacked = Axes(wide=axes.wide, input_axis=axes.input_axis)
+        return torch.cat(
+            [
+                couple_tensor(a, b, unpacked, background[i] if background else None)
+                for i, (a, b) in enumerate(zip(first.split(sizes), second.split(sizes), strict=True))
+            ]
+        )
+    match axes.wide:
+        case ():  # Eq. 6, bias of a head
+            return _mean(first, second)
+        case (axis,) if axis == axes.input_axis:  # Eq. 6, weight of a head
+            return torch.cat([first, second], dim=axis) / 2
+        case (axis,):  # biases of Eq. 3 to 5 and 7; norms, Eq. 8 and 9
+            return torch.cat([first, second], dim=axis)
+        case _:  # Eq. 1; Eq. 3 to 5 and 7
+            return _block_diagonal(first, second, axes.wide, off_diagonal)
+
+
+def _mean(first: Tensor, second: Tensor) -> Tensor:
+    total = first + second
+    return total / 2 if total.is_floating_point() else total // 2
+
+
+def _block_diagonal(
+    first: Tensor, second: Tensor, wide: tuple[int, ...], off_diagonal: Tensor | None
+) -> Tensor:
+    if off_diagonal is None:
+        shape = [2 * size if axis in wide else size for axis, size in enumerate(first.shape)]
+        result = first.new_zeros(shape)
+    else:
+        result = off_diagonal.to(first, copy=True)
+    for branch, block in enumerate((first, second)):
+        corner = result
+        for axis in wide:
+            corner = corner.narrow(axis, branch * block.shape[axis], block.shape[axis])
+        corner.copy_(block)
+    return result

@@ -1,0 +1,104 @@
+"""The proof that a coupling is right, computed on the models themselves.
+
+A coupled model is the mean of its parents but for one thing: a layer norm of the wide model takes
+its statistics over both branches at once. So compute every norm per branch, and what is left must
+be the mean of the parents' logits to rounding; then compute the norms jointly, as the wide model
+will, and what they change is the drift. Batch norm in eval mode has no joint statistics: its drift
+is zero.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from timm.layers import GroupNorm1, LayerNorm2d, RmsNorm, RmsNorm2d
+from torch import Tensor, nn
+from torch.func import functional_call
+
+TOLERANCE = 1e-5
+"""The largest relative error that rounding in fp32 explains."""
+
+_CHANNELS_FIRST = (nn.GroupNorm, GroupNorm1, LayerNorm2d, RmsNorm2d)
+_JOINT_NORMS = (nn.LayerNorm, nn.RMSNorm, RmsNorm, *_CHANNELS_FIRST)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CouplingProof:
+    """How far a coupled model is from the mean of its parents, relative to the largest logit."""
+
+    error: float
+    """With every norm computed per branch: rounding only, if the coupling is right."""
+    drift: float
+    """As the wide model is: what joint normalisation adds."""
+
+    @property
+    def holds(self) -> bool:
+        return self.error <= TOLERANCE
+
+
+@torch.no_grad()
+def verify_coupling(
+    first: nn.Module, second: nn.Module, wide: nn.Module, x: Tensor
+) -> CouplingProof:
+    """Run the images `x` through the parents and the wide model, and compare their logits."""
+    with ExitStack() as stack:
+        for model in (first, second, wide):
+            stack.enter_context(evaluating(model))
+        mean = (first(x) + second(x)) / 2
+        joint = wide(x)
+        with _norms_per_branch(wide, first):
+            split = wide(x)
+    scale = mean.abs().max().clamp_min(torch.finfo(mean.dtype).tiny)
+    return CouplingProof(
+        error=float((split - mean).abs().max() / scale),
+        drift=float((joint - split).abs().max() / scale),
+    )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode while it lasts; every submodule gets its own mode back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
+def _norms_per_branch(wide: nn.Module, narrow: nn.Module) -> Iterator[None]:
+    """While it lasts, every norm of `wide` whose statistics are joint runs once for each branch:
+    as the narrow model's norm, with the wide one's parameters for that branch."""
+    hooks = []
+    for path, module in wide.named_modules():
+        if isinstance(module, _JOINT_NORMS):
+            counterpart = narrow.get_submodule(path)
+            if _size(counterpart) != _size(module):
+                hooks.append(module.register_forward_hook(_per_branch(counterpart)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _per_branch(narrow: nn.Module):  # type: ignore[no-untyped-def]
+    def hook(wide: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:
+        axis = 1 if isinstance(wide, _CHANNELS_FIRST) else -1
+        state = wide.state_dict()
+        return torch.cat(
+            [
+                functional_call(narrow, {k: v.chunk(2)[branch] for k, v in state.items()}, (half,))
+                for branch, half in enumerate(inputs[0].chunk(2, dim=axis))
+            ],
+            dim=axis,
+        )
+
+    return hook
+
+
+def _size(norm: nn.Module) -> object:
+    return getattr(norm, "normalized_shape", None) or getattr(norm, "num_channels", None)

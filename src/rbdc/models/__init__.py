@@ -1,0 +1,38 @@
+"""Models by width: what "half as wide" means for an architecture, and models on disk.
+
+`families` is the table of architectures, `build` makes a model at a width, `folder` writes and
+reads it as timm does, `coupled` couples two such folders into a third.
+"""
+
+from rbdc.models.build import (
+    as_spec,
+    build,
+    build_empty,
+    build_meta,
+    check_steps,
+    family,
+    halvings,
+    scaled_widths,
+    spec_of,
+)
+from rbdc.models.families import FAMILIES, Family
+from rbdc.models.folder import check_writable, export, load
+from rbdc.models.spec import ModelSpec
+
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "ModelSpec",
+    "as_spec",
+    "build",
+    "build_empty",
+    "build_meta",
+    "check_steps",
+    "check_writable",
+    "export",
+    "family",
+    "halvings",
+    "load",
+    "scaled_widths",
+    "spec_of",
+]

@@ -1,0 +1,190 @@
+"""Build a timm model at a fraction of its width, through timm's own constructors."""
+
+import inspect
+import json
+from fractions import Fraction
+from functools import cache, partial
+from typing import Any, cast
+
+import timm
+import torch
+from torch import nn
+
+from rbdc.errors import ModelError, WidthError, nearest
+from rbdc.models.families import Family, Widths, family_of
+from rbdc.models.spec import ModelSpec
+
+
+def build(model: str | ModelSpec, width: float = 1.0, **arguments: Any) -> nn.Module:
+    """A timm model at `width` times its full width, freshly initialised.
+
+    `arguments` are timm's and describe the full-width model: `build("deit_tiny_patch16_224",
+    width=0.5, embed_dim=64, num_heads=4, depth=6, img_size=28, patch_size=4, in_chans=1)` is 32
+    wide with 2 heads. `img_size` may be given for every family. The model remembers what it is:
+    `spec_of(model)`, and `build(spec)` builds it again.
+    """
+    spec = as_spec(model, width, **arguments)
+    reference, family = _reference(spec)
+    create = partial(timm.create_model, spec.name)
+    if spec.width == 1:
+        result = create(**timm_arguments(spec))
+    else:
+        result = family.construct(reference, create, timm_arguments(spec))
+    _describe(result, spec)
+    return cast(nn.Module, result)
+
+
+def build_meta(spec: ModelSpec) -> nn.Module:
+    """The model's names and shapes, without memory: for layouts and checks."""
+    with torch.device("meta"):
+        return build(spec)
+
+
+def build_empty(spec: ModelSpec) -> nn.Module:
+    """A model with uninitialised weights, for someone who will fill every one of them."""
+    model = build_meta(spec)
+    if len(list(model.buffers())) + len(list(model.parameters())) > len(model.state_dict()):
+        return build(spec)  # it has buffers that no state dict fills
+    return model.to_empty(device="cpu")
+
+
+def as_spec(model: str | ModelSpec, width: float = 1.0, /, **arguments: Any) -> ModelSpec:
+    """A spec from a name with a width and timm's arguments; a spec is returned as it is."""
+    if isinstance(model, ModelSpec):
+        if arguments or width != 1.0:
+            raise ModelError(
+                f"a spec of {model} was given together with a width or arguments of its own",
+                "Use spec.scaled(factor), or dataclasses.replace, to change a spec.",
+            )
+        return model
+    return ModelSpec(name=model, width=width, arguments=arguments)
+
+
+def spec_of(model: nn.Module) -> ModelSpec:
+    """What `build` or `load` made this model from."""
+    spec = getattr(model, "rbdc_spec", None)
+    if not isinstance(spec, ModelSpec):
+        raise ModelError(
+            f"this {type(model).__name__} does not say what it was built from",
+            "Build it with rbdc.build(name, width, ...) or load it with rbdc.load(folder).",
+        )
+    return spec
+
+
+def family(spec: ModelSpec) -> Family:
+    return _reference(spec)[1]
+
+
+def timm_arguments(spec: ModelSpec) -> dict[str, Any]:
+    """What timm's constructor is given for this spec: its arguments, the widths scaled."""
+    _model, family = _reference(spec)
+    arguments = dict(spec.arguments)
+    if not family.takes_image_size:
+        arguments.pop("img_size", None)  # kept in pretrained_cfg's input_size
+    return arguments | (dict(scaled_widths(spec)) if spec.width != 1 else {})
+
+
+def scaled_widths(spec: ModelSpec) -> Widths:
+    """The constructor arguments that carry the width, at this spec's width."""
+    reference, family = _reference(spec)
+    factor = Fraction(spec.width).limit_denominator(2**16)
+    return {key: _scale(spec, key, size, factor) for key, size in family.widths(reference).items()}
+
+
+def halvings(spec: ModelSpec) -> int:
+    """How many recursive steps the architecture allows from this width."""
+    steps = 0
+    while True:
+        try:
+            scaled_widths(spec.scaled(0.5 ** (steps + 1)))
+        except WidthError:
+            return steps
+        steps += 1
+
+
+def check_steps(spec: ModelSpec, steps: int) -> None:
+    """Refuse more recursive steps than the architecture allows, and say what is in the way."""
+    scaled_widths(spec)
+    most = halvings(spec)
+    if steps <= most:
+        return
+    try:
+        scaled_widths(spec.scaled(0.5 ** (most + 1)))
+    except WidthError as error:
+        raise WidthError(
+            f"{spec} cannot be halved {steps} times: {error.problem}",
+            f"At most {most} recursive step{'s' if most != 1 else ''} from {spec}.",
+        ) from None
+
+
+def _scale(
+    spec: ModelSpec, key: str, size: int | tuple[int, ...], factor: Fraction
+) -> int | tuple[int, ...]:
+    if isinstance(size, tuple):
+        return tuple(cast(int, _scale(spec, key, one, factor)) for one in size)
+    scaled = size * factor
+    if scaled.denominator != 1 or scaled < 1:
+        raise WidthError(
+            f"{key} is {size} at full width and would be {float(scaled):g} at width {spec.width:g}",
+            f"Choose a width at which {key} is a whole number.",
+        )
+    return int(scaled)
+
+
+def _reference(spec: ModelSpec) -> tuple[Any, Family]:
+    """The full-width model on the meta device, to read widths off, and its family."""
+    try:
+        arguments = json.dumps(spec.arguments, sort_keys=True)
+    except TypeError as error:
+        raise ModelError(
+            f"the arguments of {spec.name} cannot be written down: {error}",
+            "Use plain values (numbers, text, lists), so that the model can be rebuilt from them.",
+        ) from None
+    if not spec.width > 0:
+        raise WidthError(f"width is {spec.width:g}", "A width is a positive fraction of 1.0.")
+    return _reference_of(spec.name, arguments)
+
+
+@cache
+def _reference_of(name: str, arguments: str) -> tuple[Any, Family]:
+    if not timm.is_model(name):
+        raise ModelError(
+            f"timm has no model called {name!r}",
+            nearest(name, timm.list_models()) or "timm.list_models() lists the names.",
+        )
+    given = json.loads(arguments)
+    if not {"pretrained", "checkpoint_path"}.isdisjoint(given):
+        raise ModelError(
+            f"{name} was asked for with weights, but a spec describes an architecture only",
+            "Build the model, then load weights into it; or use rbdc.load for an exported folder.",
+        )
+    with torch.device("meta"):
+        family = family_of(timm.create_model(name))
+        if not family.takes_image_size:
+            given.pop("img_size", None)
+        try:
+            return timm.create_model(name, **given), family
+        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+            raise ModelError(
+                f"timm cannot build {name} with {given}: {str(error) or type(error).__name__}",
+                _suggest_argument(family.model_class, given),
+            ) from error
+
+
+def _suggest_argument(model_class: type[nn.Module], given: dict[str, Any]) -> str:
+    known = list(inspect.signature(model_class).parameters)
+    for argument in given:
+        if argument not in known:
+            return nearest(argument, known) or f"Its arguments are {', '.join(known)}."
+    return "Check these values against timm's documentation of the model."
+
+
+def _describe(model: Any, spec: ModelSpec) -> None:
+    """Keep timm's record of what the model takes and gives true, and the spec with it."""
+    record = model.pretrained_cfg
+    _channels, height, width = record["input_size"]
+    size = spec.arguments.get("img_size", (height, width))
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    record["input_size"] = (spec.arguments.get("in_chans", 3), height, width)
+    record["num_classes"] = model.num_classes
+    model.rbdc_spec = spec

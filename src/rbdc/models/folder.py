@@ -1,0 +1,242 @@
+"""Models on disk: timm's folder layout in and out, and bare weight files in.
+
+An exported folder is what `timm.create_model("local-dir:DIR", pretrained=True)` loads:
+`config.json` (architecture, model_args, label_names) and `model.safetensors`. Beside them
+`rbdc.json` keeps the spec, a SHA-256 of the weights, and how the model came to be. Reading never
+runs code from a file: safetensors, JSON, and pickles with `weights_only=True`.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+from uuid import uuid4
+
+from safetensors import SafetensorError
+from timm.models import load_state_dict, save_for_hf
+from torch import Tensor, nn
+
+from rbdc.coupling import class_names
+from rbdc.errors import CheckpointError, ModelError
+from rbdc.models.build import (
+    as_spec,
+    build_empty,
+    build_meta,
+    family,
+    spec_of,
+    timm_arguments,
+)
+from rbdc.models.spec import ModelSpec
+
+CONFIG, WEIGHTS, RECORD = "config.json", "model.safetensors", "rbdc.json"
+_WIDTHS_TO_TRY = (1.0, 0.5, 0.25, 0.125, 0.0625, 2.0, 4.0)
+
+
+def export(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    record: Mapping[str, Any] | None = None,
+    force: bool = False,
+) -> Path:
+    """Write `model` as a folder that timm loads; whole or not at all.
+
+    `record` says how the model came to be and is kept in rbdc.json. An existing folder is refused
+    unless `force`; even then it is there until the new one is complete.
+    """
+    target = Path(folder)
+    check_writable(target, force=force)
+    spec = spec_of(model)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
+    try:
+        names = class_names(model)
+        save_for_hf(
+            model,
+            str(partial),
+            model_config={"label_names": list(names)} if names else None,
+            model_args=timm_arguments(spec),
+            safe_serialization=True,
+        )
+        content = {"spec": spec.to_json(), "sha256": _sha256(partial / WEIGHTS), **(record or {})}
+        (partial / RECORD).write_text(json.dumps(content, indent=2) + "\n")
+        for path in (*partial.iterdir(), partial):
+            _sync(path)
+        _replace(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def check_writable(folder: Path, *, force: bool) -> None:
+    """Refuse a folder that `export` would refuse, before work is spent on what goes into it."""
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file", "Name a folder to write to.")
+    if folder.exists() and any(folder.iterdir()):
+        if not force:
+            raise CheckpointError(
+                f"{folder} exists and is not empty", "Choose another folder, or use force."
+            )
+        if not (folder / CONFIG).exists():
+            raise CheckpointError(
+                f"{folder} is not an exported model, so it is not replaced even by force",
+                "Choose another folder, or remove this one yourself.",
+            )
+
+
+def load(
+    path: str | Path, *, model: str | None = None, arguments: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """A model from an exported folder; or from a weight file, with the name of its architecture.
+
+    For a weight file the width and the number of classes are read off its tensors; what else
+    differs from the architecture's defaults (img_size, depth, ...) is given as `arguments`.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist", "Name a folder or a weight file.")
+    if path.is_dir():
+        if model is not None or arguments:
+            raise CheckpointError(
+                f"{path} is a folder, which says itself what model it holds",
+                "Give a model name and arguments only with weight files.",
+            )
+        spec, names = _folder_spec(path)
+        state = _read_state(path / WEIGHTS)
+        _check_sum(path)
+    else:
+        if model is None:
+            raise CheckpointError(
+                f"{path} holds weights only and does not say of which model",
+                "Name the architecture: --model NAME (Python: load(path, model=NAME)).",
+            )
+        state, names = _read_state(path), None
+        spec = _spec_of_state(model, dict(arguments or {}), state, path)
+    result = _fill(spec, state, path)
+    if names:
+        result.pretrained_cfg["label_names"] = names  # type: ignore[union-attr, operator]
+    return result
+
+
+def _fill(spec: ModelSpec, state: Mapping[str, Tensor], path: Path) -> nn.Module:
+    result = build_empty(spec)
+    wanted = {name: tuple(t.shape) for name, t in result.state_dict().items()}
+    found = {name: tuple(t.shape) for name, t in state.items()}
+    for name in [*wanted, *(name for name in found if name not in wanted)]:
+        if wanted.get(name) != found.get(name):
+            raise CheckpointError(
+                f"{name} is {found.get(name, 'missing')} in {path} and "
+                f"{wanted.get(name, 'missing')} in {spec}",
+                "The weights must be of exactly this architecture, width and image size.",
+            )
+    result.load_state_dict(dict(state), assign=True)
+    return result.requires_grad_(True)
+
+
+def _folder_spec(folder: Path) -> tuple[ModelSpec, list[str] | None]:
+    config = _read_json(folder / CONFIG)
+    names = config.get("label_names") or config.get("pretrained_cfg", {}).get("label_names")
+    if (folder / RECORD).exists():
+        spec = _read_json(folder / RECORD).get("spec")
+        if spec is not None:
+            return ModelSpec(**spec), names
+    if "architecture" not in config:
+        raise CheckpointError(
+            f"{folder / CONFIG} names no architecture", "Export the model with timm or rbdc."
+        )
+    arguments = {"num_classes": config["num_classes"]} if "num_classes" in config else {}
+    size = config.get("pretrained_cfg", {}).get("input_size")
+    arguments |= config.get("model_args", {})
+    if size and "img_size" not in arguments and not family(as_spec(config["architecture"])).takes_image_size:
+        arguments["img_size"] = size[-1]
+    return ModelSpec(name=config["architecture"], arguments=arguments), names
+
+
+def _spec_of_state(
+    name: str, arguments: dict[str, Any], state: Mapping[str, Tensor], path: Path
+) -> ModelSpec:
+    """Find the width at which the architecture has the shapes of these weights."""
+    full: Any = build_meta(as_spec(name, **arguments))
+    classifier = full.pretrained_cfg["classifier"]
+    head = f"{classifier if isinstance(classifier, str) else classifier[0]}.weight"
+    if head in state:
+        arguments.setdefault("num_classes", state[head].shape[0])
+    found = {key: tensor.shape for key, tensor in state.items()}
+    for width in _WIDTHS_TO_TRY:
+        spec = as_spec(name, width, **arguments)
+        try:
+            shapes = {key: tensor.shape for key, tensor in build_meta(spec).state_dict().items()}
+        except ModelError:
+            continue
+        if shapes == found:
+            return spec
+    return as_spec(name, **arguments)  # its mismatch is then reported tensor by tensor
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist", "An exported folder holds its weights there.")
+    try:
+        state = load_state_dict(str(path), use_ema=False, device="cpu", weights_only=True)
+    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise CheckpointError(
+            f"{path} cannot be read as weights: {reason[0]}",
+            "Use safetensors, or a pickle that holds tensors only: nothing else is ever unpickled.",
+        ) from None
+    if not state or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise CheckpointError(
+            f"{path} holds no state dict: a mapping of names to tensors was expected",
+            "Save model.state_dict(), alone or under the key 'model' or 'state_dict'.",
+        )
+    return dict(state)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} does not exist", "An exported folder has config.json and model.safetensors."
+        ) from None
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}", "Export the model again.") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds no JSON object", "Export the model again.")
+    return content
+
+
+def _check_sum(folder: Path) -> None:
+    expected = _read_json(folder / RECORD).get("sha256") if (folder / RECORD).exists() else None
+    if expected and expected != _sha256(folder / WEIGHTS):
+        raise CheckpointError(
+            f"{folder / WEIGHTS} does not have the checksum written in {RECORD}",
+            "The file is damaged or was replaced: export the model again.",
+        )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(partial: Path, target: Path) -> None:
+    """Put a finished folder in its place; what was there goes only when the new one stands."""
+    old = partial.with_suffix(".old")
+    if target.exists():
+        target.rename(old)
+    partial.rename(target)
+    _sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
