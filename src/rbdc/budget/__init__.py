@@ -1,4 +1,4 @@
-"""What a training costs: FLOPs of a model (`flops`), epochs from a budget (`schedule`), the plan."""
+"""What a training costs: FLOPs (`flops`), epochs from a budget (`schedule`), the plan (`plan`)."""
 
 from rbdc.budget.flops import FLOPS_PER_MAC, CounterName, FlopCount, count_flops, forward_flops
 from rbdc.budget.plan import IMAGENET_IMAGES, Plan, Stage, make_plan

@@ -75,9 +75,7 @@ def count_flops(
                 f"an image of {height} x {width} px does not go through the model: {error}",
                 "Build the model for this size (img_size), or choose a larger image.",
             ) from error
-    return FlopCount(
-        forward_flops=FLOPS_PER_MAC * macs, counter=counter, uncounted=dict(uncounted)
-    )
+    return FlopCount(forward_flops=FLOPS_PER_MAC * macs, counter=counter, uncounted=dict(uncounted))
 
 
 def _at_size(spec: ModelSpec, image_size: int | tuple[int, int] | None) -> ModelSpec:
@@ -118,9 +116,7 @@ class _Calls(TorchDispatchMode):
         super().__init__()
         self.uncounted: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._overloadpacket not in flop_registry and not func.is_view:
             self.uncounted[str(func._overloadpacket)] += 1
         return func(*args, **(kwargs or {}))

@@ -5,6 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from math import isfinite
 from typing import Any, Literal, get_args
 
@@ -99,7 +100,7 @@ class Plan:
         if self.steps and self.ratio < 1:
             found.append(
                 f"ratio {self.ratio:g} trains narrow models longer than wide ones; the paper found "
-                "this worse than standard training's trade-off (best: 1.5 to 2)"
+                "that suboptimal, and ratios of 1.5 to 2 best"
             )
         return tuple(found)
 
@@ -157,7 +158,9 @@ def make_plan(
     all the same, and from the epochs as rounded: what will really run.
     """
     spec = as_spec(model)
-    _check(steps=steps, ratio=ratio, images=images, schedule=schedule, costs=costs, rounding=rounding)
+    _check(
+        steps=steps, ratio=ratio, images=images, schedule=schedule, costs=costs, rounding=rounding
+    )
     check_steps(spec, steps)
     levels = [spec.scaled(0.5**level) for level in range(steps + 1)]
     _check_layouts(levels)
@@ -255,7 +258,8 @@ def _check(**values: Any) -> None:
         if values[key] not in get_args(known):
             raise PlanError(
                 f"no {key} is called {values[key]!r}",
-                nearest(values[key], get_args(known)) or f"Use one of {', '.join(get_args(known))}.",
+                nearest(values[key], get_args(known))
+                or f"Use one of {', '.join(get_args(known))}.",
             )
 
 
@@ -267,5 +271,5 @@ def _check_positive(name: str, value: float) -> None:
 def _check_layouts(levels: Sequence[ModelSpec]) -> None:
     """Couple the whole tree by shape only: what cannot be coupled is said before any training."""
     models = [build_meta(level) for level in levels]
-    for wide, narrow in zip(models, models[1:], strict=False):
+    for wide, narrow in pairwise(models):
         layout_of(narrow, wide)

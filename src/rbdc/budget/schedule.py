@@ -30,7 +30,7 @@ def training_flops(forward_flops: float, epochs: float, images: int) -> float:
 def cost_of_unit(relative: Sequence[float], forward_flops: Sequence[float]) -> float:
     """sum_i 2^i x relative epochs_i x FLOPs_forward_i: what the whole tree costs, an image."""
     return sum(
-        2**level * epochs * flops
+        float(2**level) * epochs * flops
         for level, (epochs, flops) in enumerate(zip(relative, forward_flops, strict=True))
     )
 
@@ -42,4 +42,4 @@ def quartered(forward_flops: float, steps: int) -> list[float]:
 
 def data_passes(epochs: Sequence[float]) -> float:
     """Passes over the data that the whole tree makes. Algorithm 1's total epochs are these."""
-    return sum(2**level * count for level, count in enumerate(epochs))
+    return sum(float(2**level) * count for level, count in enumerate(epochs))

@@ -4,7 +4,7 @@ Read in this order: `layout` (which axes are wide), `rules` (the paper's equatio
 models into a third), `checks` (what must hold before), `verify` (the proof after).
 """
 
-from rbdc.coupling.checks import class_names
+from rbdc.coupling.checks import class_names, set_class_names
 from rbdc.coupling.couple import OffDiagonal, couple
 from rbdc.coupling.layout import Axes, Layout, layout_of
 from rbdc.coupling.rules import couple_states, couple_tensor
@@ -22,5 +22,6 @@ __all__ = [
     "couple_tensor",
     "evaluating",
     "layout_of",
+    "set_class_names",
     "verify_coupling",
 ]

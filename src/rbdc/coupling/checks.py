@@ -1,6 +1,7 @@
 """What must hold before two models are coupled. Each mistake has a message of its own."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -49,9 +50,15 @@ def check_wide(parent: nn.Module, wide: nn.Module) -> None:
 def class_names(model: nn.Module) -> tuple[str, ...] | None:
     """The class list a timm model carries, in the order of its logits; None if it has none."""
     names = getattr(model, "pretrained_cfg", {}).get("label_names")
-    if not names:
-        return None
-    return tuple(names[key] for key in sorted(names, key=int)) if isinstance(names, dict) else tuple(names)
+    if isinstance(names, dict):
+        names = [names[key] for key in sorted(names, key=int)]
+    return tuple(names) if names else None
+
+
+def set_class_names(model: Any, names: Sequence[str] | None) -> None:
+    """Let a timm model carry its class list: its exported folder then does, too."""
+    if names and hasattr(model, "pretrained_cfg"):
+        model.pretrained_cfg["label_names"] = list(names)
 
 
 def _structure(model: nn.Module) -> Iterator[tuple[str, str, object]]:

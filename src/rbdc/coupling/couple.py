@@ -1,12 +1,12 @@
 """Two trained models in, one wide model out."""
 
 import copy
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from rbdc.coupling.checks import check_parents, check_wide, class_names
+from rbdc.coupling.checks import check_parents, check_wide, class_names, set_class_names
 from rbdc.coupling.layout import layout_of
 from rbdc.coupling.rules import couple_tensor
 from rbdc.errors import CouplingError, nearest
@@ -44,17 +44,15 @@ def couple(
     left, right = first.state_dict(), second.state_dict()
     for name, target in into.state_dict().items():  # tensor by tensor: no second copy of the model
         target.copy_(couple_tensor(left[name], right[name], layout[name], background.get(name)))
-    names = class_names(first) or class_names(second)
-    if names and hasattr(into, "pretrained_cfg"):
-        into.pretrained_cfg["label_names"] = list(names)
+    set_class_names(into, class_names(first) or class_names(second))
     return into
 
 
-def _fresh_state(model: nn.Module, seed: int) -> dict[str, Tensor]:
+def _fresh_state(model: Any, seed: int) -> dict[str, Tensor]:
     """The tensors of `model` as its architecture initialises them, whatever the device."""
     if not hasattr(model, "init_weights"):
         raise CouplingError(
-            f"{type(model).__name__} has no init_weights(), so its ordinary initialisation is unknown",
+            f"{type(model).__name__} has no init_weights(): its ordinary initialisation is unknown",
             "Use off_diagonal='zero' for this architecture.",
         )
     fresh = copy.deepcopy(model).cpu()

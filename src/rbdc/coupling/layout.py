@@ -7,6 +7,7 @@ tensor is all that the coupling rules need to know of an architecture.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from timm.layers import GluMlp
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ Layout = Mapping[str, Axes]
 
 # Layers that pack several matrices into one weight, by what the packing layer is called: how many
 # rows each matrix has. The paper's layer type 1 is `qkv`. A layer not listed here is not packed.
-PACKED: Mapping[str, Callable[[nn.Module, int], tuple[int, ...]]] = {
+PACKED: Mapping[str, Callable[[Any, int], tuple[int, ...]]] = {
     "qkv": lambda _owner, rows: (rows // 3,) * 3,
     "kv": lambda _owner, rows: (rows // 2,) * 2,
     "in_proj": lambda owner, _rows: tuple(owner.in_split),  # parallel blocks: MLP, q, k, v

@@ -23,7 +23,7 @@ def couple_states(
     """The wide state dict of two narrow ones. Off-diagonal blocks are zero, or are those of
     `off_diagonal`, a wide state dict."""
     return {
-        name: couple_tensor(first[name], second[name], axes, off_diagonal and off_diagonal[name])
+        name: couple_tensor(first[name], second[name], axes, (off_diagonal or {}).get(name))
         for name, axes in layout.items()
     }
 
@@ -39,7 +39,9 @@ def couple_tensor(
         return torch.cat(
             [
                 couple_tensor(a, b, unpacked, background[i] if background else None)
-                for i, (a, b) in enumerate(zip(first.split(sizes), second.split(sizes), strict=True))
+                for i, (a, b) in enumerate(
+                    zip(first.split(sizes), second.split(sizes), strict=True)
+                )
             ]
         )
     match axes.wide:

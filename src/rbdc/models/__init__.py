@@ -15,6 +15,7 @@ from rbdc.models.build import (
     scaled_widths,
     spec_of,
 )
+from rbdc.models.coupled import couple_folders
 from rbdc.models.families import FAMILIES, Family
 from rbdc.models.folder import check_writable, export, load
 from rbdc.models.spec import ModelSpec
@@ -29,6 +30,7 @@ __all__ = [
     "build_meta",
     "check_steps",
     "check_writable",
+    "couple_folders",
     "export",
     "family",
     "halvings",

@@ -63,9 +63,13 @@ def _construct_resnet(
     # timm fixes a plain stem at 64 channels whatever the width. So let it build the deep stem,
     # whose width is an argument, and put the plain convolution in its place.
     model: Any = create(**arguments, stem_type="deep")
-    plain, width = reference.conv1, model.conv1[-1].out_channels
     model.conv1 = nn.Conv2d(
-        plain.in_channels, width, plain.kernel_size, plain.stride, plain.padding, bias=False
+        reference.conv1.in_channels,
+        model.conv1[-1].out_channels,
+        kernel_size=7,
+        stride=2,
+        padding=3,
+        bias=False,
     )
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     return model  # type: ignore[no-any-return]

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from timm.models import load_state_dict, save_for_hf
 from torch import Tensor, nn
 
-from rbdc.coupling import class_names
+from rbdc.coupling import class_names, set_class_names
 from rbdc.errors import CheckpointError, ModelError
 from rbdc.models.build import (
     as_spec,
@@ -115,10 +115,9 @@ def load(
                 "Name the architecture: --model NAME (Python: load(path, model=NAME)).",
             )
         state, names = _read_state(path), None
-        spec = _spec_of_state(model, dict(arguments or {}), state, path)
+        spec = _spec_of_state(model, dict(arguments or {}), state)
     result = _fill(spec, state, path)
-    if names:
-        result.pretrained_cfg["label_names"] = names  # type: ignore[union-attr, operator]
+    set_class_names(result, names)
     return result
 
 
@@ -151,14 +150,16 @@ def _folder_spec(folder: Path) -> tuple[ModelSpec, list[str] | None]:
     arguments = {"num_classes": config["num_classes"]} if "num_classes" in config else {}
     size = config.get("pretrained_cfg", {}).get("input_size")
     arguments |= config.get("model_args", {})
-    if size and "img_size" not in arguments and not family(as_spec(config["architecture"])).takes_image_size:
+    if (
+        size
+        and "img_size" not in arguments
+        and not family(as_spec(config["architecture"])).takes_image_size
+    ):
         arguments["img_size"] = size[-1]
     return ModelSpec(name=config["architecture"], arguments=arguments), names
 
 
-def _spec_of_state(
-    name: str, arguments: dict[str, Any], state: Mapping[str, Tensor], path: Path
-) -> ModelSpec:
+def _spec_of_state(name: str, arguments: dict[str, Any], state: Mapping[str, Tensor]) -> ModelSpec:
     """Find the width at which the architecture has the shapes of these weights."""
     full: Any = build_meta(as_spec(name, **arguments))
     classifier = full.pretrained_cfg["classifier"]
@@ -179,7 +180,9 @@ def _spec_of_state(
 
 def _read_state(path: Path) -> dict[str, Tensor]:
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist", "An exported folder holds its weights there.")
+        raise CheckpointError(
+            f"{path} does not exist", "An exported folder holds its weights there."
+        )
     try:
         state = load_state_dict(str(path), use_ema=False, device="cpu", weights_only=True)
     except (SafetensorError, UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:

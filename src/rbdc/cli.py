@@ -1,0 +1,232 @@
+"""The command line: `rbdc plan`, `rbdc couple`.
+
+One thin function a command; what needs torch is imported when the command runs, so that --help
+answers at once. A user's mistake ends with two lines on stderr and exit code 2.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from jsonargparse import ArgumentParser, Namespace
+
+from rbdc import __version__
+from rbdc.errors import RbdcError, nearest
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str, _error: Exception | None = None) -> NoReturn:
+        known = [option for action in self._actions for option in action.option_strings]
+        wrong = next((word for word in message.split() if word.startswith("--")), "")
+        program = self.prog.replace(" [options]", "")
+        raise RbdcError(
+            " ".join(message.split()),
+            nearest(wrong, known) or f"`{program} --help` lists what can be said.",
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    warnings.filterwarnings("ignore", "`torch.jit", category=FutureWarning)  # timm, fvcore
+    try:
+        parsed = _parser().parse_args(list(sys.argv[1:] if arguments is None else arguments))
+        command = {"plan": _plan, "couple": _couple}[parsed.subcommand]
+        command(parsed[parsed.subcommand])
+    except RbdcError as error:
+        print(f"error: {error.problem}\n{error.remedy}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _plan(options: Namespace) -> None:
+    from rbdc.budget import make_plan
+    from rbdc.models import ModelSpec
+    from rbdc.report import plan_table, save_plan_plot
+
+    if options.plot:
+        _check_picture(options.plot)
+    arguments = _keyword_arguments(options.model_kwargs)
+    if options.img_size is not None:
+        arguments["img_size"] = options.img_size
+    plan = make_plan(
+        ModelSpec(name=options.model, width=options.width, arguments=arguments),
+        **{name: options[name] for name in _PLAN_OPTIONS},
+    )
+    if options.json:
+        print(json.dumps(plan.to_json(), indent=2))
+    else:
+        _print(plan_table(plan))
+    if options.plot:
+        save_plan_plot(plan, options.plot)
+
+
+def _couple(options: Namespace) -> None:
+    from rbdc.models import couple_folders
+
+    record = couple_folders(
+        options.first,
+        options.second,
+        options.output,
+        model=options.model,
+        arguments=_keyword_arguments(options.model_kwargs),
+        off_diagonal=options.off_diagonal,
+        seed=options.seed,
+        force=options.force,
+        allow_identical=options.allow_identical,
+        allow_inexact=options.allow_inexact,
+    )
+    if options.json:
+        print(json.dumps(record, indent=2))
+        return
+    coupling = record["coupling"]
+    error, drift = coupling["proof_error"], coupling["norm_drift"]
+    print(f"{options.output}: {record['spec']['name']} at width {record['spec']['width']:g}")
+    if options.off_diagonal == "zero":
+        print(f"proof: with norms per branch it is its parents' mean, to {error:.1e} of the logits")
+    else:
+        print(f"random off-diagonal blocks: {error:.1e} of the logits from its parents' mean")
+    print(f"drift: joint normalisation moves its logits by {drift:.1e}")
+    if not coupling["class_names_compared"]:
+        print("note: a parent carries no class list, so the order of classes was not compared")
+
+
+_PLAN_OPTIONS = (
+    "steps",
+    "ratio",
+    "budget",
+    "total_flops",
+    "epochs",
+    "total_epochs",
+    "baseline_epochs",
+    "warmup_epochs",
+    "images",
+    "schedule",
+    "costs",
+    "counter",
+    "rounding",
+)
+_MODEL_KWARGS = "timm's arguments of the full-width model, as timm takes them: depth=6 embed_dim=64"
+
+
+def _parser() -> ArgumentParser:
+    parser = _Parser(
+        prog="rbdc",
+        version=__version__,
+        description="Train wide vision models from scratch for a third less compute.",
+    )
+    commands = parser.add_subcommands(required=True)
+    commands.add_subcommand("plan", _plan_parser(), help="what a training will cost, by level")
+    commands.add_subcommand("couple", _couple_parser(), help="two models into one twice as wide")
+    return parser
+
+
+def _plan_parser() -> ArgumentParser:
+    parser = _Parser(
+        description="Plan an RBDC training: models, epochs and FLOPs of every level.",
+        epilog="rbdc plan deit_base_patch16_224 --steps 2 --budget 0.7",
+    )
+    add = parser.add_argument
+    add("model", type=str, help="a timm model name: the target")
+    add("--steps", type=int, default=1, help="recursive halvings; 0 is standard training")
+    add("--ratio", type=float, default=2.0, help="epochs of a wide model over its parents'")
+    spend = parser.add_argument_group("How much to spend (exactly one)")
+    spend.add_argument("--budget", type=float, help="relative to standard training")
+    spend.add_argument("--total-flops", type=float, help="FLOPs of everything")
+    spend.add_argument("--epochs", type=float, help="epochs of the target")
+    spend.add_argument(
+        "--total-epochs", type=float, help="epochs of all models together (Algorithm 1)"
+    )
+    add(
+        "--baseline-epochs",
+        type=float,
+        help="standard training to compare with; by default 300 for ViTs, 90 for ResNets",
+    )
+    add("--warmup-epochs", type=float, help="by default 5 for ViTs, 2 for ResNets")
+    add("--images", type=int, default=1_281_167, help="training images (default: ImageNet-1K)")
+    add("--schedule", type=Literal["appendix", "algorithm-1"], default="appendix", help="of epochs")
+    add(
+        "--costs",
+        type=Literal["exact", "quarter"],
+        default="exact",
+        help="what epochs are solved with; quarter: half the width costs a quarter",
+    )
+    add(
+        "--counter",
+        type=Literal["fvcore", "fvcore+sdpa", "torch"],
+        default="fvcore+sdpa",
+        help="of FLOPs; fvcore is the paper's and leaves attention out",
+    )
+    add("--rounding", type=Literal["whole", "none"], default="whole", help="of epochs")
+    add("--width", type=float, default=1.0, help="of the target, relative to the named model")
+    add("--img-size", type=int, help="by default the model's own")
+    add("--model-kwargs", type=str, nargs="*", default=[], metavar="K=V", help=_MODEL_KWARGS)
+    add("--json", action="store_true", help="print the plan as JSON")
+    add("--plot", type=Path, help="draw the budget by level (.png, .svg or .pdf)")
+    return parser
+
+
+def _couple_parser() -> ArgumentParser:
+    parser = _Parser(
+        description="Couple two models of one architecture into one twice as wide, and prove it.",
+        epilog="rbdc couple runs/a runs/b --output runs/wide",
+    )
+    add = parser.add_argument
+    add("first", type=Path, help="an exported folder, or a weight file (then --model)")
+    add("second", type=Path, help="likewise, trained from another seed")
+    add("--output", type=Path, required=True, help="folder for the wide model, as timm loads it")
+    add("--model", type=str, help="timm name of the parents' architecture, for weight files")
+    add("--model-kwargs", type=str, nargs="*", default=[], metavar="K=V", help=_MODEL_KWARGS)
+    add(
+        "--off-diagonal",
+        type=Literal["zero", "random"],
+        default="zero",
+        help="what joins the halves: zeros, or the wide layer's ordinary initialisation",
+    )
+    add("--seed", type=int, default=0, help="of random off-diagonal blocks")
+    add("--force", action="store_true", help="replace an exported model at --output")
+    add("--allow-identical", action="store_true", help="couple a model with itself")
+    add("--allow-inexact", action="store_true", help="write it even if the proof fails")
+    add("--json", action="store_true", help="print the record as JSON")
+    return parser
+
+
+def _keyword_arguments(pairs: Sequence[str]) -> dict[str, Any]:
+    """['depth=6', 'act_layer=gelu'] as timm's --model-kwargs reads them."""
+    arguments: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise RbdcError(
+                f"--model-kwargs got {pair!r}, expected KEY=VALUE", "For example depth=6."
+            )
+        try:
+            arguments[key] = json.loads(value)
+        except ValueError:
+            arguments[key] = value
+    return arguments
+
+
+def _check_picture(path: Path) -> None:
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise RbdcError(f"{path} is not a picture's name", "End it in .png, .svg or .pdf.")
+    if not path.absolute().parent.is_dir():
+        raise RbdcError(f"{path.parent} is not a folder", "Make it first, or choose another.")
+
+
+def _print(renderable: Any) -> None:
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)  # a file or a pipe: nothing to fit into
+    console.print(renderable)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

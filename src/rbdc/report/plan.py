@@ -1,0 +1,120 @@
+"""A plan for people: the table that `rbdc plan` prints, and the budget by level as a picture."""
+
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rbdc.budget import Plan, Stage
+from rbdc.models import scaled_widths
+
+_UNITS = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def readable_flops(flops: float) -> str:
+    """35.2 GFLOPs, 1.4 ZFLOPs."""
+    for size, prefix in _UNITS:
+        if flops >= size:
+            return f"{flops / size:.4g} {prefix}FLOPs"
+    return f"{flops:.0f} FLOPs"
+
+
+def plan_table(plan: Plan) -> RenderableType:
+    """The tree, leaves first, with what each level costs."""
+    table = Table(title=_title(plan), title_justify="left", caption_justify="left")
+    table.add_column("level", justify="right")
+    table.add_column("models", no_wrap=True)
+    table.add_column("size")
+    for column in ("epochs each", "forward", "training", "share"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for stage in plan.stages:
+        table.add_row(
+            str(stage.level),
+            _models(stage),
+            _size(plan, stage),
+            _epochs(stage.epochs),
+            readable_flops(stage.forward_flops),
+            readable_flops(stage.training_flops),
+            f"{stage.share:.1%}",
+        )
+    table.add_section()
+    table.add_row(
+        "", "everything", "", "", "", readable_flops(plan.training_flops), "100.0%", style="bold"
+    )
+    return Group(table, *(Text(line) for line in _notes(plan)))
+
+
+def save_plan_plot(plan: Plan, path: Path) -> None:
+    """The budget by level as a stacked bar, beside standard training's: the paper's figure."""
+    from matplotlib.figure import Figure  # heavy, and only pictures need it
+
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.barh(1, 1, color="0.8", edgecolor="white")
+    axes.text(0.5, 1, f"{_epochs(plan.baseline_epochs)} epochs", ha="center", va="center")
+    left = 0.0
+    colours = ["#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#F0E442", "#0072B2"]
+    for stage in plan.stages:
+        part = stage.share * plan.normalized_flops
+        colour = colours[stage.level % len(colours)]
+        label = f"{stage.models} × width {stage.width:g}, {_epochs(stage.epochs)} epochs each"
+        axes.barh(0, part, left=left, color=colour, edgecolor="white", label=label)
+        if part > 0.04:
+            axes.text(left + part / 2, 0, f"{part:.2f}", ha="center", va="center")
+        left += part
+    axes.text(left + 0.01, 0, f"{left:.3g}", va="center", weight="bold")
+    axes.set_yticks([0, 1], [f"RBDC, {_steps(plan)}", "standard training"])
+    axes.set_xlim(0, max(1, left) * 1.1)
+    axes.set_xlabel(f"normalized FLOPs (1 = {readable_flops(plan.baseline_flops)})")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", frameon=False)
+    axes.set_title(f"{plan.model}: training budget by level", loc="left", fontsize="medium")
+    figure.savefig(path, dpi=150)
+
+
+def _title(plan: Plan) -> str:
+    return f"{plan.model}: {_steps(plan)}" + (
+        f", ratio {plan.ratio:g}, schedule {plan.schedule}" if plan.steps else ""
+    )
+
+
+def _steps(plan: Plan) -> str:
+    if plan.steps == 0:
+        return "standard training"
+    return f"{plan.steps} recursive step{'s' if plan.steps > 1 else ''}"
+
+
+def _models(stage: Stage) -> str:
+    """'    └ 4 × width 0.25', indented as a tree."""
+    indent = "  " * stage.level + ("└ " if stage.level else "")
+    return f"{indent}{stage.models} × width {stage.width:g}"
+
+
+def _size(plan: Plan, stage: Stage) -> str:
+    """'embed_dim 192, num_heads 3'."""
+    return ", ".join(
+        f"{key} {f'{value[0]}-{value[-1]}' if isinstance(value, tuple) else value}"
+        for key, value in scaled_widths(plan.spec(stage)).items()
+    )
+
+
+def _epochs(epochs: float) -> str:
+    return f"{epochs:.4g}"
+
+
+def _notes(plan: Plan) -> list[str]:
+    saved = 1 - plan.normalized_flops
+    passes = f"{plan.data_passes:.4g} passes over {plan.images:,} images"
+    notes = [
+        f"normalized FLOPs {plan.normalized_flops:.3f}: {abs(saved):.1%} "
+        f"{'less' if saved >= 0 else 'more'} than standard training for "
+        f"{_epochs(plan.baseline_epochs)} epochs ({readable_flops(plan.baseline_flops)})",
+        f"{passes} (standard: {_epochs(plan.baseline_epochs)})",
+        f"counter {plan.counter}; not counted: {_uncounted(plan)}",
+    ]
+    return notes + [f"warning: {warning}" for warning in plan.warnings]
+
+
+def _uncounted(plan: Plan) -> str:
+    return ", ".join(name.removeprefix("aten::") for name in plan.uncounted) or "nothing"
