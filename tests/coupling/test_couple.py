@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support import SMALL, SMALL_VIT, images, logits, parents, randomized
 
 import rbdc
 from rbdc.errors import CouplingError
+from tests.support import SMALL, SMALL_VIT, images, logits, parents, randomized
 
 NAMES = list(SMALL)
 
@@ -229,6 +229,4 @@ def test_class_lists_are_compared() -> None:
 
 def test_an_unknown_padding_is_refused() -> None:
     first, second = parents(VIT)
-    assert "off_diagonal is 'zeros'" in refused(
-        first, second, wide_of(first), off_diagonal="zeros"
-    )
+    assert "off_diagonal is 'zeros'" in refused(first, second, wide_of(first), off_diagonal="zeros")

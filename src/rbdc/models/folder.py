@@ -21,7 +21,7 @@ from timm.models import load_state_dict, save_for_hf
 from torch import Tensor, nn
 
 from rbdc.coupling import class_names, set_class_names
-from rbdc.errors import CheckpointError, ModelError
+from rbdc.errors import CheckpointError, WidthError
 from rbdc.models.build import (
     as_spec,
     build_empty,
@@ -160,22 +160,23 @@ def _folder_spec(folder: Path) -> tuple[ModelSpec, list[str] | None]:
 
 
 def _spec_of_state(name: str, arguments: dict[str, Any], state: Mapping[str, Tensor]) -> ModelSpec:
-    """Find the width at which the architecture has the shapes of these weights."""
+    """The architecture at the width whose shapes fit these weights best."""
     full: Any = build_meta(as_spec(name, **arguments))
     classifier = full.pretrained_cfg["classifier"]
     head = f"{classifier if isinstance(classifier, str) else classifier[0]}.weight"
     if head in state:
         arguments.setdefault("num_classes", state[head].shape[0])
-    found = {key: tensor.shape for key, tensor in state.items()}
+    candidates = []
     for width in _WIDTHS_TO_TRY:
         spec = as_spec(name, width, **arguments)
         try:
-            shapes = {key: tensor.shape for key, tensor in build_meta(spec).state_dict().items()}
-        except ModelError:
+            shapes = build_meta(spec).state_dict()
+        except WidthError:
             continue
-        if shapes == found:
-            return spec
-    return as_spec(name, **arguments)  # its mismatch is then reported tensor by tensor
+        fit = sum(key in shapes and t.shape == shapes[key].shape for key, t in state.items())
+        candidates.append((fit, spec))
+    # where none fits wholly, the nearest tells the user best what is different
+    return max(candidates, key=lambda candidate: candidate[0])[1]
 
 
 def _read_state(path: Path) -> dict[str, Tensor]:

@@ -1,0 +1,32 @@
+# Both commands set everything up themselves: Python 3.11 or newer is all they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+
+.PHONY: test demo lint clean
+.DEFAULT_GOAL := test
+
+test: $(VENV)/.dev lint        ## set up, lint, type-check, test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
+
+demo: $(VENV)/.ready           ## set up, then plan, train two small models and couple them
+	$(BIN)/python examples/couple_two_models.py
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.ready
+	$(BIN)/pip install --quiet --editable .[dev]
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo

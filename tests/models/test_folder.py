@@ -1,0 +1,187 @@
+"""Models on disk: timm's layout out and in, weight files in, and no code from either."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+
+import rbdc
+from rbdc.coupling import set_class_names
+from rbdc.errors import CheckpointError
+from rbdc.models import couple_folders
+from tests.support import SMALL, images, logits, parents
+
+VIT = "deit_tiny_patch16_224"
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "resnet18"])
+def test_timm_loads_what_is_exported_bit_for_bit(name: str, tmp_path: Path) -> None:
+    model, _ = parents(name)
+    folder = rbdc.export(model, tmp_path / "model")
+    loaded = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    x = images(model)
+    assert torch.equal(logits(loaded, x), logits(model, x))
+    assert files(folder) == {"config.json", "model.safetensors", "rbdc.json"}
+    assert files(tmp_path) == {"model"}
+
+
+@pytest.mark.parametrize("name", list(SMALL))
+def test_an_exported_model_comes_back_with_its_spec_and_classes(name: str, tmp_path: Path) -> None:
+    model, _ = parents(name)
+    set_class_names(model, ["e", "d", "c", "b", "a"])
+    loaded: Any = rbdc.load(rbdc.export(model, tmp_path / "model"))
+    assert rbdc.spec_of(loaded) == rbdc.spec_of(model)
+    assert loaded.pretrained_cfg["label_names"] == ["e", "d", "c", "b", "a"]
+    assert loaded.pretrained_cfg["input_size"] == model.pretrained_cfg["input_size"]
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+    assert torch.equal(logits(loaded, images(model)), logits(model, images(model)))
+
+
+def test_a_folder_exported_by_timm_itself_is_loaded(tmp_path: Path) -> None:
+    model = timm.create_model(VIT, num_classes=3, depth=1)
+    timm.models.save_for_hf(
+        model, tmp_path, model_args={"depth": 1, "num_classes": 3}, safe_serialization=True
+    )
+    loaded: Any = rbdc.load(tmp_path)
+    assert loaded.num_classes == 3 and loaded.embed_dim == 192
+    assert torch.equal(loaded.head.weight, model.head.weight)
+
+
+def test_an_existing_folder_is_replaced_only_by_force_and_only_a_model(tmp_path: Path) -> None:
+    first, second = parents(VIT)
+    folder = rbdc.export(first, tmp_path / "model")
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(CheckpointError, match="exists and is not empty"):
+        rbdc.export(second, folder)
+    assert (folder / "model.safetensors").read_bytes() == before
+    rbdc.export(second, folder, force=True)
+    assert (folder / "model.safetensors").read_bytes() != before
+    assert files(tmp_path) == {"model"}
+    thesis = tmp_path / "thesis"
+    thesis.mkdir()
+    (thesis / "thesis.tex").write_text("years of work")
+    with pytest.raises(CheckpointError, match="not an exported model"):
+        rbdc.export(second, thesis, force=True)
+    assert files(thesis) == {"thesis.tex"}
+
+
+def test_a_write_that_fails_leaves_nothing_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = parents(VIT)
+    folder = rbdc.export(first, tmp_path / "model")
+    before = (folder / "model.safetensors").read_bytes()
+
+    def full_disk(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        rbdc.export(second, folder, force=True)
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert files(tmp_path) == {"model"}
+
+
+def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    folder = rbdc.export(parents(VIT)[0], tmp_path / "model")
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match="does not have the checksum"):
+        rbdc.load(folder)
+
+
+@pytest.mark.parametrize("name", list(SMALL))
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+def test_weight_files_are_coupled_with_width_and_classes_read_off_them(
+    name: str, suffix: str, tmp_path: Path
+) -> None:
+    models = parents(name)
+    paths = [tmp_path / f"{side}.{suffix}" for side in "ab"]
+    for path, model in zip(paths, models, strict=True):
+        if suffix == "pth":
+            torch.save({"model": model.state_dict(), "epoch": 3}, path)
+        else:
+            save_file(model.state_dict(), path)
+    arguments = {key: value for key, value in SMALL[name].items() if key != "num_classes"}
+    record = couple_folders(*paths, tmp_path / "wide", model=name, arguments=arguments)
+    assert record["spec"]["width"] == 1.0
+    assert record["coupling"]["proof_error"] <= 1e-5
+    wide = timm.create_model(f"local-dir:{tmp_path / 'wide'}", pretrained=True)
+    kept = json.loads((tmp_path / "wide" / "rbdc.json").read_text())
+    assert kept["coupling"] == record["coupling"]
+    proof = rbdc.verify_coupling(*models, wide, images(models[0]))
+    assert proof.holds
+
+
+def test_a_malicious_pickle_is_not_run(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+
+    class Attack:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (canary,))
+
+    for name in ("evil.pth", "evil.safetensors", "evil.bin"):
+        (tmp_path / name).write_bytes(pickle.dumps({"head.weight": Attack()}, protocol=2))
+        with pytest.raises(CheckpointError, match="cannot be read as weights"):
+            rbdc.load(tmp_path / name, model=VIT)
+    torch.save({"head.weight": Attack()}, tmp_path / "zipped.pth")
+    with pytest.raises(CheckpointError, match="cannot be read as weights"):
+        rbdc.load(tmp_path / "zipped.pth", model=VIT)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda f: (f / "config.json").unlink(), "config.json does not exist"),
+        (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), "holds no JSON object"),
+        (lambda f: (f / "model.safetensors").unlink(), "model.safetensors does not exist"),
+        (lambda f: (f / "model.safetensors").write_bytes(b""), "cannot be read as weights"),
+        (lambda f: os.truncate(f / "model.safetensors", 1000), "cannot be read as weights"),
+    ],
+)
+def test_a_damaged_folder_says_what_is_wrong(damage: Any, expected: str, tmp_path: Path) -> None:
+    folder = rbdc.export(parents(VIT)[0], tmp_path / "model")
+    damage(folder)
+    with pytest.raises(CheckpointError) as caught:
+        rbdc.load(folder)
+    assert expected in caught.value.problem
+
+
+def test_weights_that_do_not_fit_name_the_tensor_and_both_shapes(tmp_path: Path) -> None:
+    folder = rbdc.export(parents(VIT)[0], tmp_path / "model")
+    state = load_file(folder / "model.safetensors")
+    path = tmp_path / "w.safetensors"
+    save_file(state | {"pos_embed": torch.zeros(1, 3, 16)}, path)
+    with pytest.raises(CheckpointError) as caught:
+        rbdc.load(path, model=VIT, arguments=SMALL[VIT])
+    assert "pos_embed is (1, 3, 16)" in caught.value.problem
+    with pytest.raises(CheckpointError, match="does not say of which model"):
+        rbdc.load(path)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        rbdc.load(tmp_path / "nowhere")
+
+
+def test_a_coupling_that_is_not_exact_is_not_written_unless_allowed(tmp_path: Path) -> None:
+    arguments = SMALL[VIT] | {"qk_norm": True}  # norms over the head dimension: shared weights
+    folders = [
+        rbdc.export(model, tmp_path / side)
+        for side, model in zip("ab", parents(VIT, **arguments), strict=True)
+    ]
+    with pytest.raises(rbdc.RbdcError, match="differs from the mean of its parents"):
+        couple_folders(*folders, tmp_path / "wide")
+    assert files(tmp_path) == {"a", "b"}
+    record = couple_folders(*folders, tmp_path / "wide", allow_inexact=True)
+    assert record["coupling"]["proof_error"] > 1e-5

@@ -1,0 +1,124 @@
+"""The command line, as a user meets it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+
+import rbdc
+from rbdc.cli import main
+from tests.support import SMALL, images, parents
+
+SMALL_PLAN = [
+    "plan",
+    "deit_tiny_patch16_224",
+    "--img-size=28",
+    "--model-kwargs",
+    "patch_size=4",
+    "embed_dim=64",
+    "num_heads=4",
+    "depth=2",
+]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[str]:
+    models = parents("resnet18d")
+    return [str(rbdc.export(m, tmp_path / side)) for side, m in zip("ab", models, strict=True)]
+
+
+def test_help_needs_neither_torch_nor_timm() -> None:
+    script = (
+        "import sys; from rbdc.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'timm', 'numpy', 'matplotlib', 'rich'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_plan_prints_a_table_and_draws_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "plan.png"
+    assert main([*SMALL_PLAN, "--steps=2", "--budget=0.7", f"--plot={picture}"]) == 0
+    assert "4 × width 0.25" in capsys.readouterr().out
+    assert picture.stat().st_size > 1000
+
+
+def test_plan_as_json_is_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--steps=2", "--ratio=2", "--epochs=40", "--images=1000", "--json"]
+    assert main([*SMALL_PLAN, *options]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [stage["epochs"] for stage in content["stages"]] == [10, 20, 40]
+    assert content["model"]["arguments"]["depth"] == 2
+    assert content["normalized_flops"] == pytest.approx(
+        content["training_flops"] / content["baseline_flops"]
+    )
+
+
+def test_couple_writes_what_timm_loads(
+    folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = tmp_path / "wide"
+    assert main(["couple", *folders, f"--output={wide}"]) == 0
+    assert "proof" in capsys.readouterr().out
+    model = timm.create_model(f"local-dir:{wide}", pretrained=True)
+    first, second = (rbdc.load(folder) for folder in folders)
+    assert rbdc.verify_coupling(first, second, model, images(model)).holds
+    assert main(["couple", *folders, f"--output={wide}"]) == 2
+    assert main(["couple", *folders, f"--output={wide}", "--force", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["coupling"]["proof_error"] <= 1e-5 and record["coupling"]["norm_drift"] == 0
+    random = ["--off-diagonal=random", "--seed=1", "--force", "--json"]
+    assert main(["couple", *folders, f"--output={wide}", *random]) == 0
+    assert json.loads(capsys.readouterr().out)["coupling"]["seed"] == 1
+
+
+BAD = {
+    "no command": ([], "subcommand"),
+    "unknown command": (["plna"], "plna"),
+    "unknown option": (["plan", "resnet18", "--bugdet=1"], "Did you mean --budget?"),
+    "not a number": (["plan", "resnet18", "--budget=much"], "budget"),
+    "unknown model": (["plan", "resnet19", "--budget=1"], "Did you mean resnet18"),
+    "ratio": ([*SMALL_PLAN, "--budget=1", "--ratio=0"], "ratio is 0"),
+    "budget": ([*SMALL_PLAN, "--budget=-0.5"], "budget is -0.5"),
+    "no epochs": ([*SMALL_PLAN, "--budget=0.001"], "rounds to 0"),
+    "steps": ([*SMALL_PLAN, "--budget=1", "--steps=3"], "At most 2 recursive steps"),
+    "images": ([*SMALL_PLAN, "--budget=1", "--images=0"], "images is 0"),
+    "model kwargs": ([*SMALL_PLAN, "depth", "--budget=1"], "expected KEY=VALUE"),
+    "picture": ([*SMALL_PLAN, "--budget=1", "--plot=plan.gif"], "plan.gif is not a picture"),
+    "no folder": (["couple", "nowhere", "elsewhere", "--output=x"], "nowhere does not exist"),
+    "no output": (["couple", "a", "b"], "output"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), BAD.values(), ids=BAD)
+def test_a_mistake_is_two_lines_and_exit_code_2(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    output, errors = capsys.readouterr()
+    assert not output
+    assert len(errors.strip().splitlines()) == 2 and errors.startswith("error: ")
+    assert expected in errors
+
+
+def test_a_mistake_in_coupling_is_two_lines_and_nothing_is_written(
+    folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = tmp_path / "wide"
+    other = rbdc.export(parents("resnet50d", **SMALL["resnet50d"])[0], tmp_path / "other")
+    for first, second, expected in (
+        (folders[0], folders[0], "same model"),
+        (folders[0], str(other), "parent"),
+    ):
+        assert main(["couple", first, second, f"--output={wide}"]) == 2
+        errors = capsys.readouterr().err
+        assert expected in errors and len(errors.strip().splitlines()) == 2
+        assert not wide.exists()
+    assert main(["couple", folders[0], folders[0], f"--output={wide}", "--allow-identical"]) == 0
