@@ -35,7 +35,7 @@ def plain(parents: list[Path], output: Path, spec: ModelSpec) -> None:
     for state in states:
         for tensor in state.values():
             tensor.clone()  # load_file maps: this reads
-    wide = build_empty(spec).state_dict()
+    wide = {name: torch.ones_like(t) for name, t in build_empty(spec).state_dict().items()}
     output.mkdir()
     save_file(wide, output / "model.safetensors")
     with (output / "model.safetensors").open("rb") as file:

@@ -114,7 +114,7 @@ def test_a_width_is_allowed_exactly_while_heads_stay_whole(
             "num_heads": heads // 2**steps,
         }
     else:
-        with pytest.raises(WidthError, match="num_heads|embed_dim"):
+        with pytest.raises(WidthError, match=r"num_heads|embed_dim"):
             scaled_widths(spec)
 
 

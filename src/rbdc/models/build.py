@@ -158,16 +158,22 @@ def _reference_of(name: str, arguments: str) -> tuple[Any, Family]:
             f"{name} was asked for with weights, but a spec describes an architecture only",
             "Build the model, then load weights into it; or use rbdc.load for an exported folder.",
         )
+    size = {"img_size": given.pop("img_size")} if "img_size" in given else {}
+    model = _create_meta(name, given)
+    family = family_of(model)
+    if size and family.takes_image_size:
+        model = _create_meta(name, given | size)
+    return model, family
+
+
+def _create_meta(name: str, arguments: dict[str, Any]) -> Any:
     with torch.device("meta"):
-        family = family_of(timm.create_model(name))
-        if not family.takes_image_size:
-            given.pop("img_size", None)
         try:
-            return timm.create_model(name, **given), family
+            return timm.create_model(name, **arguments)
         except (TypeError, ValueError, AssertionError, RuntimeError) as error:
             raise ModelError(
-                f"timm cannot build {name} with {given}: {str(error) or type(error).__name__}",
-                _suggest_argument(family.model_class, given),
+                f"timm cannot build {name} with {arguments}: {error or type(error).__name__}",
+                _suggest_argument(type(timm.create_model(name)), arguments),
             ) from error
 
 

@@ -19,7 +19,7 @@ from rbdc.errors import CouplingError
 from rbdc.models.build import build, build_empty, spec_of
 from rbdc.models.folder import check_writable, export, load
 
-PROOF_IMAGES = 2
+PROOF_IMAGES = 1
 
 
 def couple_folders(
@@ -78,6 +78,6 @@ def proof_record(proof: CouplingProof) -> dict[str, float]:
 
 
 def proof_images(model: nn.Module) -> Tensor:
-    """A few images of standard normal noise, always the same, of the size the model takes."""
+    """Standard normal noise, always the same, of the size the model takes."""
     size = model.pretrained_cfg["input_size"]  # type: ignore[index]
     return torch.randn(PROOF_IMAGES, *size, generator=torch.Generator().manual_seed(0))

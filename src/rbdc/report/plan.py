@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -13,35 +14,35 @@ _UNITS = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, 
 
 
 def readable_flops(flops: float) -> str:
-    """35.2 GFLOPs, 1.4 ZFLOPs."""
+    """35.17 GFLOPs, 1.4 ZFLOPs."""
+    return f"{_scaled(flops)}FLOPs"
+
+
+def _scaled(value: float) -> str:
     for size, prefix in _UNITS:
-        if flops >= size:
-            return f"{flops / size:.4g} {prefix}FLOPs"
-    return f"{flops:.0f} FLOPs"
+        if value >= size:
+            return f"{value / size:.4g} {prefix}"
+    return f"{value:.0f} "
 
 
 def plan_table(plan: Plan) -> RenderableType:
-    """The tree, leaves first, with what each level costs."""
-    table = Table(title=_title(plan), title_justify="left", caption_justify="left")
-    table.add_column("level", justify="right")
+    """The tree, target first, with what each level costs; it is trained from the bottom up."""
+    table = Table(title=_title(plan), title_justify="left", box=SIMPLE, pad_edge=False)
     table.add_column("models", no_wrap=True)
-    table.add_column("size")
-    for column in ("epochs each", "forward", "training", "share"):
+    table.add_column("size", min_width=14)
+    for column in ("epochs\neach", "forward\nFLOPs", "training\nFLOPs", "share"):
         table.add_column(column, justify="right", no_wrap=True)
-    for stage in plan.stages:
+    for stage in reversed(plan.stages):
         table.add_row(
-            str(stage.level),
             _models(stage),
             _size(plan, stage),
             _epochs(stage.epochs),
-            readable_flops(stage.forward_flops),
-            readable_flops(stage.training_flops),
+            _scaled(stage.forward_flops),
+            _scaled(stage.training_flops),
             f"{stage.share:.1%}",
         )
     table.add_section()
-    table.add_row(
-        "", "everything", "", "", "", readable_flops(plan.training_flops), "100.0%", style="bold"
-    )
+    table.add_row("everything", "", "", "", _scaled(plan.training_flops), "100.0%", style="bold")
     return Group(table, *(Text(line) for line in _notes(plan)))
 
 
