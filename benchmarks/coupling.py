@@ -95,7 +95,7 @@ def run(model: str, folder: str, turns: int) -> dict[str, list[dict[str, float]]
 
 def parameter_bytes(spec: ModelSpec) -> int:
     """Parents and wide model together."""
-    sizes = [
+    sizes: list[int] = [
         sum(t.numel() * t.element_size() for t in build_empty(s).state_dict().values())
         for s in (spec, spec.scaled(0.5))
     ]

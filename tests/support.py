@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import rbdc
 
-SMALL_VIT = {
+SMALL_VIT: dict[str, Any] = {
     "img_size": 16,
     "patch_size": 8,
     "depth": 2,
@@ -15,8 +15,13 @@ SMALL_VIT = {
     "num_heads": 4,
     "num_classes": 5,
 }
-SMALL_RESNET = {"img_size": 32, "channels": [8, 16, 16, 32], "stem_width": 4, "num_classes": 5}
-SMALL = {
+SMALL_RESNET: dict[str, Any] = {
+    "img_size": 32,
+    "channels": [8, 16, 16, 32],
+    "stem_width": 4,
+    "num_classes": 5,
+}
+SMALL: dict[str, dict[str, Any]] = {
     "deit_tiny_patch16_224": SMALL_VIT,
     "deit_tiny_distilled_patch16_224": SMALL_VIT,
     "deit3_large_patch16_224": SMALL_VIT,
@@ -46,7 +51,7 @@ def randomized(model: nn.Module, seed: int) -> nn.Module:
     return model
 
 
-def parents(name: str, width: float = 0.5, **arguments: Any) -> tuple[nn.Module, nn.Module]:
+def parents(name: str, width: float = 0.5, **arguments: Any) -> tuple[Any, Any]:
     first, second = (
         randomized(rbdc.build(name, width, **(arguments or SMALL[name])), seed) for seed in (1, 2)
     )

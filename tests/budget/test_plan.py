@@ -136,11 +136,12 @@ def test_a_budget_is_spent_exactly_and_all_ways_to_say_it_agree(
             expected = ratio
         assert wide.epochs / narrow.epochs == pytest.approx(expected)
         assert (narrow.models, narrow.width) == (2 * wide.models, wide.width / 2)
-    for way in (
+    ways: list[dict[str, Any]] = [
         {"total_flops": plan.training_flops},
         {"epochs": plan.target.epochs},
         {"total_epochs": plan.data_passes},
-    ):
+    ]
+    for way in ways:
         same = rbdc.make_plan(model, **way, **common)
         assert epochs(same) == pytest.approx(epochs(plan))
 

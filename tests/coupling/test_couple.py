@@ -67,6 +67,13 @@ def test_the_proof_fails_when_a_single_tensor_is_wrong(name: str, tensor: str) -
     assert not rbdc.verify_coupling(first, second, wide, images(first)).holds
 
 
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "resnet18d"])
+def test_models_without_a_head_are_side_by_side(name: str) -> None:
+    first, second = parents(name, **(SMALL[name] | {"num_classes": 0}))
+    wide = rbdc.couple(first, second, into=wide_of(first))
+    assert rbdc.verify_coupling(first, second, wide, images(first)).holds
+
+
 def test_the_proof_leaves_the_models_as_they_were() -> None:
     first, second = parents("deit_tiny_patch16_224")
     wide = rbdc.couple(first, second, into=wide_of(first))
@@ -83,7 +90,7 @@ def test_random_padding_keeps_the_diagonal_and_initialises_the_rest(name: str) -
     first, second = parents(name)
     spec = rbdc.spec_of(first).scaled(2)
     zero = rbdc.couple(first, second, into=rbdc.build(spec)).state_dict()
-    options = {"off_diagonal": "random", "seed": 3}
+    options: dict[str, Any] = {"off_diagonal": "random", "seed": 3}
     random = rbdc.couple(first, second, into=rbdc.build(spec), **options).state_dict()
     again = rbdc.couple(first, second, into=rbdc.build(spec), **options).state_dict()
     other = rbdc.couple(first, second, into=rbdc.build(spec), off_diagonal="random", seed=4)
@@ -149,7 +156,7 @@ def test_any_vit_couples_exactly(
     classes=st.integers(1, 7),
 )
 def test_any_resnet_couples_exactly(name: str, base: int, classes: int) -> None:
-    arguments = {"channels": [4 * base] * 4, "num_classes": classes, "img_size": 32}
+    arguments: dict[str, Any] = {"channels": [4 * base] * 4, "num_classes": classes, "img_size": 32}
     first, second = parents(name, **arguments)
     wide = rbdc.couple(first, second, into=wide_of(first))
     assert rbdc.verify_coupling(first, second, wide, images(first)).holds

@@ -107,14 +107,14 @@ def test_weight_files_are_coupled_with_width_and_classes_read_off_them(
     name: str, suffix: str, tmp_path: Path
 ) -> None:
     models = parents(name)
-    paths = [tmp_path / f"{side}.{suffix}" for side in "ab"]
-    for path, model in zip(paths, models, strict=True):
+    a, b = (tmp_path / f"{side}.{suffix}" for side in "ab")
+    for path, model in zip((a, b), models, strict=True):
         if suffix == "pth":
             torch.save({"model": model.state_dict(), "epoch": 3}, path)
         else:
             save_file(model.state_dict(), path)
     arguments = {key: value for key, value in SMALL[name].items() if key != "num_classes"}
-    record = couple_folders(*paths, tmp_path / "wide", model=name, arguments=arguments)
+    record = couple_folders(a, b, tmp_path / "wide", model=name, arguments=arguments)
     assert record["spec"]["width"] == 1.0
     assert record["coupling"]["proof_error"] <= 1e-5
     wide = timm.create_model(f"local-dir:{tmp_path / 'wide'}", pretrained=True)
@@ -176,12 +176,10 @@ def test_weights_that_do_not_fit_name_the_tensor_and_both_shapes(tmp_path: Path)
 
 def test_a_coupling_that_is_not_exact_is_not_written_unless_allowed(tmp_path: Path) -> None:
     arguments = SMALL[VIT] | {"qk_norm": True}  # norms over the head dimension: shared weights
-    folders = [
-        rbdc.export(model, tmp_path / side)
-        for side, model in zip("ab", parents(VIT, **arguments), strict=True)
-    ]
+    first, second = parents(VIT, **arguments)
+    a, b = rbdc.export(first, tmp_path / "a"), rbdc.export(second, tmp_path / "b")
     with pytest.raises(rbdc.RbdcError, match="differs from the mean of its parents"):
-        couple_folders(*folders, tmp_path / "wide")
+        couple_folders(a, b, tmp_path / "wide")
     assert files(tmp_path) == {"a", "b"}
-    record = couple_folders(*folders, tmp_path / "wide", allow_inexact=True)
+    record = couple_folders(a, b, tmp_path / "wide", allow_inexact=True)
     assert record["coupling"]["proof_error"] > 1e-5

@@ -41,14 +41,17 @@ class CouplingProof:
 def verify_coupling(
     first: nn.Module, second: nn.Module, wide: nn.Module, x: Tensor
 ) -> CouplingProof:
-    """Run the images `x` through the parents and the wide model, and compare their logits."""
+    """Run the images `x` through the parents and the wide model, and compare their logits.
+
+    A model without a head gives features: the wide one's must be its parents' side by side.
+    """
     with ExitStack() as stack:
         for model in (first, second, wide):
             stack.enter_context(evaluating(model))
-        mean = (first(x) + second(x)) / 2
-        joint = wide(x)
+        left, right, joint = first(x), second(x), wide(x)
         with _norms_per_branch(wide, first):
             split = wide(x)
+    mean = (left + right) / 2 if joint.shape == left.shape else torch.cat([left, right], dim=-1)
     scale = mean.abs().max().clamp_min(torch.finfo(mean.dtype).tiny)
     return CouplingProof(
         error=float((split - mean).abs().max() / scale),
