@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import Any, Literal
 
@@ -60,9 +60,18 @@ def count_flops(
             nearest(counter, _COUNTERS) or f"Use one of {', '.join(_COUNTERS)}.",
         )
     if isinstance(model, nn.Module):
-        network: Any = model
-    else:
-        network = build_empty(_at_size(as_spec(model), image_size))
+        return _count(model, image_size, counter)
+    return _count_spec(_at_size(as_spec(model), image_size), counter)
+
+
+@cache
+def _count_spec(spec: ModelSpec, counter: CounterName) -> FlopCount:
+    return _count(build_empty(spec), None, counter)
+
+
+def _count(
+    network: Any, image_size: int | tuple[int, int] | None, counter: CounterName
+) -> FlopCount:
     channels, height, width = network.pretrained_cfg["input_size"]
     if image_size is not None:
         height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)

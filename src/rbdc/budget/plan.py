@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from functools import cache
 from math import isfinite
 from typing import Any, Literal, get_args
 
@@ -163,7 +163,8 @@ def make_plan(
     )
     check_steps(spec, steps)
     levels = [spec.scaled(0.5**level) for level in range(steps + 1)]
-    _check_layouts(levels)
+    for narrow in levels[1:]:
+        _check_layout(narrow)
     counts = [count_flops(level, counter=counter) for level in levels]
     flops = [count.forward_flops for count in counts]
     known = family(spec)
@@ -268,8 +269,7 @@ def _check_positive(name: str, value: float) -> None:
         raise PlanError(f"{name} is {value:g}, expected more than 0", f"Give a positive {name}.")
 
 
-def _check_layouts(levels: Sequence[ModelSpec]) -> None:
-    """Couple the whole tree by shape only: what cannot be coupled is said before any training."""
-    models = [build_meta(level) for level in levels]
-    for wide, narrow in pairwise(models):
-        layout_of(narrow, wide)
+@cache
+def _check_layout(narrow: ModelSpec) -> None:
+    """Couple by shape only: what cannot be coupled is said before any training."""
+    layout_of(build_meta(narrow), build_meta(narrow.scaled(2)))

@@ -1,7 +1,7 @@
 """Build a timm model at a fraction of its width, through timm's own constructors."""
 
 import inspect
-import json
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
 from typing import Any, cast
@@ -25,13 +25,13 @@ def build(model: str | ModelSpec, width: float = 1.0, **arguments: Any) -> nn.Mo
     """
     spec = as_spec(model, width, **arguments)
     reference, family = _reference(spec)
-    create = partial(timm.create_model, spec.name)
+    create = partial(_create, spec.name)
     if spec.width == 1:
         result = create(**timm_arguments(spec))
     else:
         result = family.construct(reference, create, timm_arguments(spec))
     _describe(result, spec)
-    return cast(nn.Module, result)
+    return result
 
 
 def build_meta(spec: ModelSpec) -> nn.Module:
@@ -133,52 +133,44 @@ def _scale(
 
 def _reference(spec: ModelSpec) -> tuple[Any, Family]:
     """The full-width model on the meta device, to read widths off, and its family."""
-    try:
-        arguments = json.dumps(spec.arguments, sort_keys=True)
-    except TypeError as error:
-        raise ModelError(
-            f"the arguments of {spec.name} cannot be written down: {error}",
-            "Use plain values (numbers, text, lists), so that the model can be rebuilt from them.",
-        ) from None
-    if not spec.width > 0:
-        raise WidthError(f"width is {spec.width:g}", "A width is a positive fraction of 1.0.")
-    return _reference_of(spec.name, arguments)
+    return _full_width(replace(spec, width=1.0))
 
 
 @cache
-def _reference_of(name: str, arguments: str) -> tuple[Any, Family]:
+def _full_width(spec: ModelSpec) -> tuple[Any, Family]:
+    name, given = spec.name, dict(spec.arguments)
     if not timm.is_model(name):
         raise ModelError(
             f"timm has no model called {name!r}",
             nearest(name, timm.list_models()) or "timm.list_models() lists the names.",
         )
-    given = json.loads(arguments)
     if not {"pretrained", "checkpoint_path"}.isdisjoint(given):
         raise ModelError(
             f"{name} was asked for with weights, but a spec describes an architecture only",
             "Build the model, then load weights into it; or use rbdc.load for an exported folder.",
         )
     size = {"img_size": given.pop("img_size")} if "img_size" in given else {}
-    model = _create_meta(name, given)
-    family = family_of(model)
-    if size and family.takes_image_size:
-        model = _create_meta(name, given | size)
+    with torch.device("meta"):
+        model = _create(name, **given)
+        family = family_of(model)
+        if size and family.takes_image_size:
+            model = _create(name, **given, **size)
     return model, family
 
 
-def _create_meta(name: str, arguments: dict[str, Any]) -> Any:
+def _create(name: str, **arguments: Any) -> nn.Module:
+    try:
+        return cast(nn.Module, timm.create_model(name, **arguments))
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        raise ModelError(
+            f"timm cannot build {name} with {arguments}: {str(error) or type(error).__name__}",
+            _suggest_argument(name, arguments),
+        ) from error
+
+
+def _suggest_argument(name: str, given: dict[str, Any]) -> str:
     with torch.device("meta"):
-        try:
-            return timm.create_model(name, **arguments)
-        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-            raise ModelError(
-                f"timm cannot build {name} with {arguments}: {error or type(error).__name__}",
-                _suggest_argument(type(timm.create_model(name)), arguments),
-            ) from error
-
-
-def _suggest_argument(model_class: type[nn.Module], given: dict[str, Any]) -> str:
-    known = list(inspect.signature(model_class).parameters)
+        known = list(inspect.signature(type(timm.create_model(name))).parameters)
     for argument in given:
         if argument not in known:
             return nearest(argument, known) or f"Its arguments are {', '.join(known)}."

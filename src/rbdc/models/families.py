@@ -46,7 +46,7 @@ def _resnet_widths(model: Any) -> Widths:
         info["num_chs"] // getattr(model, info["module"])[0].expansion
         for info in model.feature_info[1:]
     )
-    return {"channels": channels, "stem_width": model.bn1.num_features // 2}
+    return {"channels": channels, "stem_width": model.feature_info[0]["num_chs"] // 2}
 
 
 def _construct(

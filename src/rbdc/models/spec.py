@@ -1,8 +1,11 @@
 """What a model is, in a form that can be written down and built again."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from rbdc.errors import ModelError, WidthError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,9 +21,19 @@ class ModelSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # JSON has no tuples: a spec that went through a file must equal the one that did not
-        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in self.arguments.items()}
+        try:  # a spec that went through a file must equal the one that did not
+            plain = json.loads(json.dumps(dict(self.arguments)))
+        except TypeError as error:
+            raise ModelError(
+                f"the arguments of {self.name} cannot be written down: {error}",
+                "Use plain values (numbers, text, lists): the model is rebuilt from them.",
+            ) from None
+        if not self.width > 0:
+            raise WidthError(f"width is {self.width:g}", "A width is a positive fraction of 1.0.")
         object.__setattr__(self, "arguments", plain)
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.to_json(), sort_keys=True))
 
     def scaled(self, factor: float) -> "ModelSpec":
         """The same architecture, `factor` times as wide."""
