@@ -132,8 +132,10 @@ def _fill(spec: ModelSpec, state: Mapping[str, Tensor], path: Path) -> nn.Module
                 f"{wanted.get(name, 'missing')} in {spec}",
                 "The weights must be of exactly this architecture, width and image size.",
             )
-    result.load_state_dict(dict(state), assign=True)
-    return result.requires_grad_(True)
+    # Copied, not assigned: tensors of a mapped file are aligned as the file has it, and kernels
+    # round differently on them; and the file may be replaced while the model lives.
+    result.load_state_dict(dict(state))
+    return result
 
 
 def _folder_spec(folder: Path) -> tuple[ModelSpec, list[str] | None]:
