@@ -6,7 +6,6 @@ answers at once. A user's mistake ends with two lines on stderr and exit code 2.
 
 import json
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -30,7 +29,6 @@ class _Parser(ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    warnings.filterwarnings("ignore", "`torch.jit", category=FutureWarning)  # timm, fvcore
     try:
         parsed = _parser().parse_args(list(sys.argv[1:] if arguments is None else arguments))
         command = {"plan": _plan, "couple": _couple}[parsed.subcommand]

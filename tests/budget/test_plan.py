@@ -1,6 +1,7 @@
 """The planner gives the paper's numbers, and keeps its own promises for any budget."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,6 +175,8 @@ def test_a_plan_says_what_is_unwise() -> None:
     assert rbdc.make_plan(VIT, steps=1, budget=1).warnings == ()
     short = rbdc.make_plan(VIT, steps=3, epochs=40)
     assert "leaves train for 5 epochs, not more than the 5 epochs of warm-up" in short.warnings[0]
+    shared = replace(VIT, arguments={**VIT.arguments, "qk_norm": True})
+    assert "will not be exact: blocks.0" in rbdc.make_plan(shared, budget=1).warnings[0]
     assert "suboptimal" in rbdc.make_plan(VIT, steps=1, ratio=0.5, epochs=100).warnings[0]
 
 

@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rbdc
+from rbdc.coupling import inexact_tensors, layout_of
 from rbdc.errors import CouplingError
 from tests.support import SMALL, SMALL_VIT, images, logits, parents, randomized
 
 NAMES = list(SMALL)
+VIT = "deit_tiny_patch16_224"
 
 
 def wide_of(first: Any) -> Any:
@@ -72,6 +74,24 @@ def test_models_without_a_head_are_side_by_side(name: str) -> None:
     first, second = parents(name, **(SMALL[name] | {"num_classes": 0}))
     wide = rbdc.couple(first, second, into=wide_of(first))
     assert rbdc.verify_coupling(first, second, wide, images(first)).holds
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "shared"),
+    [
+        *((name, {}, set()) for name in NAMES),
+        (VIT, {"qk_norm": True, "depth": 1}, {"q_norm.weight", "k_norm.bias"}),
+        ("seresnet18", SMALL["resnet18"], {"layer1.0.se.fc1.weight", "layer1.0.se.fc1.bias"}),
+    ],
+)
+def test_what_cannot_be_exact_is_known_from_shapes(
+    name: str, change: dict[str, Any], shared: set[str]
+) -> None:
+    first, second = parents(name, **(SMALL.get(name, {}) | change))
+    wide = rbdc.couple(first, second, into=wide_of(first))
+    found = inexact_tensors(layout_of(first, wide), first)
+    assert all(any(tensor.endswith(end) for tensor in found) for end in shared)
+    assert rbdc.verify_coupling(first, second, wide, images(first)).holds == (not found)
 
 
 def test_the_proof_leaves_the_models_as_they_were() -> None:
@@ -171,9 +191,6 @@ def refused(first: Any, second: Any, into: Any, **options: Any) -> str:
         rbdc.couple(first, second, into=into, **options)
     assert all(torch.equal(before[key], value) for key, value in into.state_dict().items())
     return caught.value.problem
-
-
-VIT = "deit_tiny_patch16_224"
 
 
 @pytest.mark.parametrize(

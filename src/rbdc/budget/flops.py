@@ -14,8 +14,6 @@ from math import prod
 from typing import Any, Literal
 
 import torch
-from fvcore.nn import FlopCountAnalysis
-from fvcore.nn.jit_handles import get_shape
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
@@ -98,7 +96,9 @@ Counted = tuple[int, Mapping[str, int]]  # MACs, and the operations passed over
 
 def _fvcore(model: nn.Module, image: Tensor, *, attention: bool) -> Counted:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fvcore traces, which torch has deprecated
+        warnings.simplefilter("ignore")  # fvcore scripts and traces, which torch has deprecated
+        from fvcore.nn import FlopCountAnalysis
+
         analysis = FlopCountAnalysis(model, image)
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
         if attention:
@@ -107,7 +107,7 @@ def _fvcore(model: nn.Module, image: Tensor, *, attention: bool) -> Counted:
 
 
 def _attention_macs(inputs: list[Any], _outputs: list[Any]) -> Counter[str]:
-    query, key, value = (get_shape(tensor) for tensor in inputs[:3])
+    query, key, value = (tensor.type().sizes() for tensor in inputs[:3])
     scores = prod(query[:-1]) * key[-2]  # batch x heads x queries x keys
     return Counter(attention=scores * (query[-1] + value[-1]))
 

@@ -18,7 +18,7 @@ from rbdc.budget.schedule import (
     relative_epochs,
     training_flops,
 )
-from rbdc.coupling import layout_of
+from rbdc.coupling import inexact_tensors, layout_of
 from rbdc.errors import PlanError, nearest
 from rbdc.models import ModelSpec, as_spec, build_meta, check_steps, family
 
@@ -57,6 +57,8 @@ class Plan:
     counter: CounterName
     uncounted: dict[str, int]
     """Operations of the target that the counter passed over, with how often it calls them."""
+    inexact: tuple[str, ...]
+    """Tensors that keep a coupling from being exactly the mean of its parents; best none."""
     images: int
     baseline_epochs: float
     warmup_epochs: float
@@ -102,6 +104,12 @@ class Plan:
                 f"ratio {self.ratio:g} trains narrow models longer than wide ones; the paper found "
                 "that suboptimal, and ratios of 1.5 to 2 best"
             )
+        if self.inexact:
+            found.append(
+                f"couplings will not be exact: {self.inexact[0]}"
+                + (f" and {len(self.inexact) - 1} more tensors are" if self.inexact[1:] else " is")
+                + " shared by both halves and can only be averaged"
+            )
         return tuple(found)
 
     def spec(self, stage: Stage) -> ModelSpec:
@@ -117,6 +125,7 @@ class Plan:
             "costs": self.costs,
             "counter": self.counter,
             "uncounted": self.uncounted,
+            "inexact": list(self.inexact),
             "images": self.images,
             "baseline_epochs": self.baseline_epochs,
             "warmup_epochs": self.warmup_epochs,
@@ -163,8 +172,7 @@ def make_plan(
     )
     check_steps(spec, steps)
     levels = [spec.scaled(0.5**level) for level in range(steps + 1)]
-    for narrow in levels[1:]:
-        _check_layout(narrow)
+    inexact = [name for narrow in levels[1:] for name in _check_layout(narrow)]
     counts = [count_flops(level, counter=counter) for level in levels]
     flops = [count.forward_flops for count in counts]
     known = family(spec)
@@ -190,6 +198,7 @@ def make_plan(
         costs=costs,
         counter=counter,
         uncounted=dict(counts[0].uncounted),
+        inexact=tuple(dict.fromkeys(inexact)),
         images=images,
         baseline_epochs=baseline,
         warmup_epochs=warmup,
@@ -270,6 +279,7 @@ def _check_positive(name: str, value: float) -> None:
 
 
 @cache
-def _check_layout(narrow: ModelSpec) -> None:
-    """Couple by shape only: what cannot be coupled is said before any training."""
-    layout_of(build_meta(narrow), build_meta(narrow.scaled(2)))
+def _check_layout(narrow: ModelSpec) -> tuple[str, ...]:
+    """Couple by shape only: what cannot be coupled, or not exactly, is said before any training."""
+    model = build_meta(narrow)
+    return inexact_tensors(layout_of(model, build_meta(narrow.scaled(2))), model)

@@ -6,7 +6,7 @@ models into a third), `checks` (what must hold before), `verify` (the proof afte
 
 from rbdc.coupling.checks import class_names, set_class_names
 from rbdc.coupling.couple import OffDiagonal, couple
-from rbdc.coupling.layout import Axes, Layout, layout_of
+from rbdc.coupling.layout import Axes, Layout, inexact_tensors, layout_of
 from rbdc.coupling.rules import couple_states, couple_tensor
 from rbdc.coupling.verify import TOLERANCE, CouplingProof, evaluating, verify_coupling
 
@@ -21,6 +21,7 @@ __all__ = [
     "couple_states",
     "couple_tensor",
     "evaluating",
+    "inexact_tensors",
     "layout_of",
     "set_class_names",
     "verify_coupling",

@@ -52,6 +52,25 @@ def layout_of(narrow: nn.Module, wide: nn.Module) -> Layout:
     }
 
 
+def inexact_tensors(layout: Layout, model: nn.Module) -> tuple[str, ...]:
+    """Tensors that a coupled model's two branches share although they are not a head's.
+
+    Averaging, or halving an input, is exact where logits come out and nowhere else. A model with
+    such tensors (norms over a head's dimension, a stem that does not scale) can be coupled, but is
+    then not the mean of its parents.
+    """
+    classifier = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
+    heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    state = model.state_dict()
+    return tuple(
+        name
+        for name, axes in layout.items()
+        if axes.wide in ((), (axes.input_axis,))
+        and state[name].is_floating_point()
+        and name.rpartition(".")[0] not in heads
+    )
+
+
 def _axes(name: str, narrow: Tensor, wide: Tensor, model: nn.Module) -> Axes:
     path, _, attribute = name.rpartition(".")
     layer = model.get_submodule(path)
