@@ -65,7 +65,9 @@ def save_plan_plot(plan: Plan, path: Path) -> None:
             axes.text(left + part / 2, 0, f"{part:.2f}", ha="center", va="center")
         left += part
     axes.text(left + 0.01, 0, f"{left:.3g}", va="center", weight="bold")
-    axes.set_yticks([0, 1], [f"RBDC, {_steps(plan)}", "standard training"])
+    axes.set_yticks(
+        [0, 1], [f"RBDC, {_steps(plan)}" if plan.steps else "this plan", "standard training"]
+    )
     axes.set_xlim(0, max(1, left) * 1.1)
     axes.set_xlabel(f"normalized FLOPs (1 = {readable_flops(plan.baseline_flops)})")
     axes.spines[["top", "right"]].set_visible(False)
