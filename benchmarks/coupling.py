@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 import rbdc
 from rbdc.models import ModelSpec, build_empty
-from rbdc.models.coupled import proof_images
+from rbdc.models.coupled import noise_image
 
 
 def plain(parents: list[Path], output: Path, spec: ModelSpec) -> None:
@@ -46,7 +46,7 @@ def couple(parents: list[Path], output: Path, spec: ModelSpec, *, prove: bool = 
     first, second = (rbdc.load(path) for path in parents)
     wide = rbdc.couple(first, second, into=build_empty(spec))
     if prove:
-        rbdc.verify_coupling(first, second, wide, proof_images(wide))
+        rbdc.verify_coupling(first, second, wide, noise_image(wide))
     rbdc.export(wide, output)
 
 

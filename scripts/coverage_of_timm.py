@@ -20,7 +20,7 @@ from torch import nn
 import rbdc
 from rbdc.errors import RbdcError
 from rbdc.models import ModelSpec, as_spec, family
-from rbdc.models.coupled import proof_images
+from rbdc.models.coupled import noise_image
 
 MODULES = ("deit", "vision_transformer", "vision_transformer_hybrid", "resnet")
 
@@ -57,7 +57,7 @@ def verdict(name: str) -> str:
         wide: Any = rbdc.couple(first, second, into=rbdc.build(spec))
     except RbdcError as error:
         return error.problem
-    proof = rbdc.verify_coupling(first, second, wide, proof_images(wide))
+    proof = rbdc.verify_coupling(first, second, wide, noise_image(wide))
     return "" if proof.holds else f"differs from its parents' mean by {proof.error:.1e}"
 
 

@@ -38,6 +38,7 @@ def imported_rooms(path: Path) -> set[str]:
             names.add(node.module or "")
         elif isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
+    assert "rbdc" not in names or path.name == "cli.py", f"{path} imports past the rooms"
     return {name.split(".")[1] for name in names if name.startswith("rbdc.")}
 
 

@@ -1,5 +1,6 @@
 """The command line, as a user meets it."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import pytest
 import timm
 
 import rbdc
-from rbdc.cli import main
+from rbdc.budget import make_plan
+from rbdc.cli import _PLAN_OPTIONS, _plan_parser, main
 from tests.support import SMALL, images, parents
 
 SMALL_PLAN = [
@@ -79,6 +81,15 @@ def test_couple_writes_what_timm_loads(
     assert json.loads(capsys.readouterr().out)["coupling"]["seed"] == 1
 
 
+def test_the_command_lines_defaults_are_those_of_python() -> None:
+    defaults = inspect.signature(make_plan).parameters
+    parsed = _plan_parser().get_defaults()
+    assert {name: parsed[name] for name in _PLAN_OPTIONS} == {
+        name: defaults[name].default for name in _PLAN_OPTIONS
+    }
+    assert set(_PLAN_OPTIONS) == set(defaults) - {"model"}
+
+
 BAD = {
     "no command": ([], "subcommand"),
     "unknown command": (["plna"], "plna"),
@@ -93,6 +104,7 @@ BAD = {
     "model kwargs": ([*SMALL_PLAN, "depth", "--budget=1"], "expected KEY=VALUE"),
     "picture": ([*SMALL_PLAN, "--budget=1", "--plot=plan.gif"], "plan.gif is not a picture"),
     "no folder": (["couple", "nowhere", "elsewhere", "--output=x"], "nowhere does not exist"),
+    "output in a file": (["couple", "a", "b", f"--output={__file__}/wide"], "not a folder"),
     "no output": (["couple", "a", "b"], "output"),
 }
 
@@ -115,7 +127,7 @@ def test_a_mistake_in_coupling_is_two_lines_and_nothing_is_written(
     other = rbdc.export(parents("resnet50d", **SMALL["resnet50d"])[0], tmp_path / "other")
     for first, second, expected in (
         (folders[0], folders[0], "same model"),
-        (folders[0], str(other), "parent"),
+        (folders[0], str(other), "depth of layer1 is 2 in the first parent and 3 in the second"),
     ):
         assert main(["couple", first, second, f"--output={wide}"]) == 2
         errors = capsys.readouterr().err

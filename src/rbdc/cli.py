@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RbdcError as error:
         print(f"error: {error.problem}\n{error.remedy}", file=sys.stderr)
         return 2
+    except OSError as error:  # no space, no permission: nothing half-written is left behind
+        print(f"error: {error}\nCheck the disk and its permissions.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -90,6 +93,8 @@ def _couple(options: Namespace) -> None:
     else:
         print(f"random off-diagonal blocks: {error:.1e} of the logits from its parents' mean")
     print(f"drift: joint normalisation moves its logits by {drift:.1e}")
+    load = 'timm.create_model("local-dir:{}", pretrained=True)' if record["timm_loads"] else None
+    print("load it with " + (load or 'rbdc.load("{}")').format(options.output))
     if not coupling["class_names_compared"]:
         print("note: a parent carries no class list, so the order of classes was not compared")
 

@@ -51,6 +51,8 @@ def test_a_linear_layer_costs_two_flops_a_weight() -> None:
 
 
 def test_bad_input() -> None:
+    with pytest.raises(PlanError, match="not a timm model"):
+        rbdc.forward_flops(torch.nn.Linear(2, 2))
     with pytest.raises(PlanError, match="Did you mean fvcore"):
         rbdc.forward_flops("resnet18", counter="fvcor")  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="8 x 8 px does not go through"):

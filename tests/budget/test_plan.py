@@ -40,20 +40,29 @@ def test_mixture_growths_budget() -> None:
     assert pytest.approx(0.615, abs=5e-4) == MIXTURE_GROWTH
 
 
-@pytest.mark.parametrize("rounding", ["whole", "none"])
 @pytest.mark.parametrize(
-    "published", [[44, 22], [42, 21, 10], [42, 20, 10, 5]], ids=["1 step", "2 steps", "3 steps"]
+    ("published", "formula"),
+    [
+        ([44, 22], [44.28, 22.14]),
+        ([42, 21, 10], [42.12, 21.06, 10.53]),
+        ([42, 20, 10, 5], [41.60, 20.80, 10.40, 5.20]),
+    ],
+    ids=["1 step", "2 steps", "3 steps"],
 )
-def test_the_papers_resnet50d_plans(published: list[int], rounding: Any) -> None:
-    plan = rbdc.make_plan(
-        "resnet50d",
-        steps=len(published) - 1,
-        ratio=2,
-        budget=MIXTURE_GROWTH,
-        baseline_epochs=90,
-        counter="fvcore",
-        rounding=rounding,
-    )
+def test_the_papers_resnet50d_plans(published: list[int], formula: list[float]) -> None:
+    def plan_for(budget: float, rounding: Any) -> rbdc.Plan:
+        return rbdc.make_plan(
+            "resnet50d",
+            steps=len(published) - 1,
+            ratio=2,
+            budget=budget,
+            baseline_epochs=90,
+            counter="fvcore",
+            rounding=rounding,
+        )
+
+    assert epochs(plan_for(0.616, "none")) == pytest.approx(formula, abs=0.01)
+    plan = plan_for(MIXTURE_GROWTH, "whole")
     assert epochs(plan) == pytest.approx(published, abs=1)
     assert plan.normalized_flops == pytest.approx(0.61, abs=0.015)
     assert [stage.models for stage in plan.stages][::-1] == [1, 2, 4, 8][: len(published)]
@@ -175,6 +184,8 @@ def test_a_plan_says_what_is_unwise() -> None:
     assert rbdc.make_plan(VIT, steps=1, budget=1).warnings == ()
     short = rbdc.make_plan(VIT, steps=3, epochs=40)
     assert "leaves train for 5 epochs, not more than the 5 epochs of warm-up" in short.warnings[0]
+    rounded = rbdc.make_plan(VIT, steps=1, budget=0.7, baseline_epochs=2, warmup_epochs=0)
+    assert "rounding to whole epochs spends" in rounded.warnings[0]
     shared = replace(VIT, arguments={**VIT.arguments, "qk_norm": True})
     assert "will not be exact: blocks.0" in rbdc.make_plan(shared, budget=1).warnings[0]
     assert "suboptimal" in rbdc.make_plan(VIT, steps=1, ratio=0.5, epochs=100).warnings[0]
@@ -201,6 +212,8 @@ def test_a_plan_goes_through_json() -> None:
     [
         ({"ratio": 0}, "ratio is 0, expected more than 0"),
         ({"ratio": -2}, "ratio is -2"),
+        ({"ratio": 1e-200}, "ratio is 1e-200"),
+        ({"warmup_epochs": float("nan")}, "warm-up epochs is nan"),
         ({"ratio": float("nan")}, "ratio is nan"),
         ({"budget": 0}, "budget is 0, expected more than 0"),
         ({"budget": float("inf")}, "budget is inf"),

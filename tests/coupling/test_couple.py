@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import rbdc
 from rbdc.coupling import inexact_tensors, layout_of
 from rbdc.errors import CouplingError
+from rbdc.models import build_meta
 from tests.support import SMALL, SMALL_VIT, images, logits, parents, randomized
 
 NAMES = list(SMALL)
@@ -69,9 +70,11 @@ def test_the_proof_fails_when_a_single_tensor_is_wrong(name: str, tensor: str) -
     assert not rbdc.verify_coupling(first, second, wide, images(first)).holds
 
 
-@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "resnet18d"])
-def test_models_without_a_head_are_side_by_side(name: str) -> None:
-    first, second = parents(name, **(SMALL[name] | {"num_classes": 0}))
+@pytest.mark.parametrize(
+    ("name", "change"), [(VIT, {}), ("resnet18d", {}), ("resnet18d", {"global_pool": ""})]
+)
+def test_models_without_a_head_are_side_by_side(name: str, change: dict[str, Any]) -> None:
+    first, second = parents(name, **(SMALL[name] | {"num_classes": 0} | change))
     wide = rbdc.couple(first, second, into=wide_of(first))
     assert rbdc.verify_coupling(first, second, wide, images(first)).holds
 
@@ -88,7 +91,9 @@ def test_what_cannot_be_exact_is_known_from_shapes(
     name: str, change: dict[str, Any], shared: set[str]
 ) -> None:
     first, second = parents(name, **(SMALL.get(name, {}) | change))
-    wide = rbdc.couple(first, second, into=wide_of(first))
+    if shared:
+        assert "is shared by both halves" in refused(first, second, wide_of(first))
+    wide = rbdc.couple(first, second, into=wide_of(first), allow_inexact=True)
     found = inexact_tensors(layout_of(first, wide), first)
     assert all(any(tensor.endswith(end) for tensor in found) for end in shared)
     assert rbdc.verify_coupling(first, second, wide, images(first)).holds == (not found)
@@ -137,11 +142,45 @@ def test_random_padding_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_parents_of_another_dtype_are_coupled() -> None:
-    first, second = parents("resnet18d")
-    wide = rbdc.couple(first.double(), second.double(), into=wide_of(first))
+@pytest.mark.parametrize("dtypes", [("double", "double"), ("float", "double"), ("half", "float")])
+def test_parents_of_another_dtype_are_coupled_in_that_of_the_wide_model(
+    dtypes: tuple[str, str],
+) -> None:
+    models = parents("resnet18d")
+    first, second = (getattr(model, dtype)() for model, dtype in zip(models, dtypes, strict=True))
+    exact = [model.fc.bias.clone().float() for model in (first, second)]
+    wide = rbdc.couple(first, second, into=wide_of(first))
     assert wide.fc.weight.dtype == torch.float32
-    torch.testing.assert_close(wide.fc.weight[:, :16] * 2, first.fc.weight.float())
+    assert torch.equal(wide.fc.weight[:, 16:] * 2, second.fc.weight.float())
+    assert torch.equal(wide.fc.bias, exact[0] / 2 + exact[1] / 2)
+    assert rbdc.verify_coupling(first, second, wide, images(first)).holds
+
+
+def test_dropout_rates_may_differ() -> None:
+    first, _ = parents(VIT)
+    second = randomized(rbdc.build(VIT, 0.5, **SMALL_VIT, drop_path_rate=0.2, drop_rate=0.1), 2)
+    rbdc.couple(first, second, into=wide_of(first))
+
+
+def test_models_on_the_meta_device_are_refused() -> None:
+    first, second = parents(VIT)
+    empty = build_meta(rbdc.spec_of(first))
+    with pytest.raises(CouplingError, match="second parent is on the meta device"):
+        rbdc.couple(first, empty, into=wide_of(first))
+    with pytest.raises(CouplingError, match="no memory to fill"):
+        rbdc.couple(first, second, into=build_meta(rbdc.spec_of(first).scaled(2)))
+
+
+def test_the_proof_looks_at_each_head_and_at_the_wide_models_own_settings() -> None:
+    first, second = parents("deit_tiny_distilled_patch16_224")
+    wide = rbdc.couple(first, second, into=wide_of(first))
+    with torch.no_grad():  # errors that cancel in the mean of both heads
+        wide.head.bias += 1
+        wide.head_dist.bias -= 1
+    assert not rbdc.verify_coupling(first, second, wide, images(first)).holds
+    wide.norm.eps = 10.0
+    with pytest.raises(CouplingError, match="eps of norm"):
+        rbdc.verify_coupling(first, second, wide, images(first))
 
 
 @settings(max_examples=15, deadline=None)
@@ -202,7 +241,10 @@ def refused(first: Any, second: Any, into: Any, **options: Any) -> str:
         ({"num_classes": 6}, r"num_classes of VisionTransformer is 5"),
         ({"num_heads": 8}, r"num_heads of blocks.0.attn is 2 in the first parent and 4"),
         ({"mlp_ratio": 2}, r"blocks.0.mlp.fc1.weight is (64, 16) in the first parent and (32, 16)"),
-        ({"in_chans": 1}, r"patch_embed.proj.weight is (16, 3, 8, 8)"),
+        ({"in_chans": 1}, r"in_chans of VisionTransformer is 3"),
+        ({"pool_include_prefix": True}, r"pool_include_prefix of VisionTransformer is False"),
+        ({"act_layer": "relu"}, r"type of blocks.0.mlp.act is GELU"),
+        ({"act_layer": "gelu_tanh"}, r"type of blocks.0.mlp.act is GELU"),
     ],
 )
 def test_parents_that_differ_are_named(change: dict[str, Any], expected: str) -> None:
@@ -215,6 +257,10 @@ def test_a_wide_model_that_is_not_twice_as_wide_is_refused() -> None:
     first, second = parents(VIT)
     fewer_heads = rbdc.build(VIT, **(SMALL_VIT | {"num_heads": 2}))
     assert "where 4 is needed" in refused(first, second, fewer_heads)
+    more_channels = rbdc.build(VIT, **(SMALL_VIT | {"in_chans": 6}))
+    assert "in_chans of VisionTransformer is 3" in refused(first, second, more_channels)
+    half_the_mlp = rbdc.build(VIT, **(SMALL_VIT | {"mlp_ratio": 2}))
+    assert "blocks.0.mlp.fc1.weight is shared" in refused(first, second, half_the_mlp)
     too_wide = rbdc.build(VIT, **(SMALL_VIT | {"embed_dim": 48, "num_heads": 4, "num_classes": 5}))
     assert "is 8 in the parents and 12" in refused(first, second, too_wide)
     first, second = parents("resnet18d")

@@ -82,7 +82,7 @@ def test_off_diagonal_blocks_come_from_the_background_and_nothing_else_does() ->
 
 def test_states_are_coupled_name_by_name_and_inputs_are_left_alone() -> None:
     first, second = {"w": A.clone(), "b": torch.ones(2)}, {"w": B.clone(), "b": torch.zeros(2)}
-    wide = couple_states(first, second, {"w": WEIGHT, "b": Axes(wide=(0,))})
+    wide = dict(couple_states(first, second, {"w": WEIGHT, "b": Axes(wide=(0,))}))
     assert list(wide) == ["w", "b"]
     wide["w"].zero_()
     torch.testing.assert_close(first["w"], A)

@@ -50,6 +50,8 @@ def test_a_plain_stem_scales_with_the_rest(name: str) -> None:
     full, half = build_meta(ModelSpec(name=name)), build_meta(ModelSpec(name=name, width=0.5))
     assert list(shapes(half)) == list(shapes(full))
     assert half.conv1.weight.shape == (32, 3, 7, 7)  # type: ignore[union-attr]
+    explicit = ModelSpec(name=name, width=0.5, arguments={"stem_type": ""})
+    assert shapes(build_meta(explicit)) == shapes(half)
     again = build_meta(ModelSpec(name=name, width=2.0))
     assert again.conv1.weight.shape == (128, 3, 7, 7)  # type: ignore[union-attr]
 
@@ -125,6 +127,7 @@ def test_a_width_is_allowed_exactly_while_heads_stay_whole(
         ("deit_base_patch16_224", 0.3, {}, "embed_dim is 768 at full width and would be 230.4"),
         ("deit_base_patch16_224", 0.0, {}, "width is 0"),
         ("deit_base_patch16_224", -1.0, {}, "width is -1"),
+        ("deit_base_patch16_224", float("inf"), {}, "width is inf"),
         ("deit_base_patch16_224", 1.0, {"img_sise": 32}, "Did you mean img_size?"),
         ("deit_base_patch16_224", 1.0, {"embed_dim": 100, "num_heads": 3}, "timm cannot build"),
         (

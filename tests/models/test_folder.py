@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import rbdc
-from rbdc.coupling import set_class_names
+from rbdc.coupling import class_names, set_class_names
 from rbdc.errors import CheckpointError
 from rbdc.models import couple_folders
+from rbdc.models.build import timm_builds
 from tests.support import SMALL, images, logits, parents
 
 VIT = "deit_tiny_patch16_224"
@@ -70,9 +71,69 @@ def test_an_existing_folder_is_replaced_only_by_force_and_only_a_model(tmp_path:
     thesis = tmp_path / "thesis"
     thesis.mkdir()
     (thesis / "thesis.tex").write_text("years of work")
-    with pytest.raises(CheckpointError, match="not an exported model"):
+    with pytest.raises(CheckpointError, match="not just an exported model"):
         rbdc.export(second, thesis, force=True)
-    assert files(thesis) == {"thesis.tex"}
+    rbdc.export(first, project := tmp_path / "project")
+    (project / "thesis.tex").write_text("years of work")
+    with pytest.raises(CheckpointError, match="not just an exported model"):
+        rbdc.export(second, project, force=True)
+    assert files(thesis) == {"thesis.tex"} and "thesis.tex" in files(project)
+
+
+def test_a_parent_is_never_overwritten_by_its_child(tmp_path: Path) -> None:
+    first, second = parents(VIT)
+    a, b = rbdc.export(first, tmp_path / "up" / "a"), rbdc.export(second, tmp_path / "up" / "b")
+    (tmp_path / "link").symlink_to(a)
+    for output in (a, b, tmp_path / "link", a / "wide", tmp_path / "up"):
+        with pytest.raises(CheckpointError):
+            couple_folders(a, b, output, force=True)
+    assert files(a) == files(b) == {"config.json", "model.safetensors", "rbdc.json"}
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
+    first, second = parents(VIT)
+    real = rbdc.export(first, tmp_path / "real")
+    (tmp_path / "link").symlink_to(real)
+    rbdc.export(second, tmp_path / "link", force=True)
+    assert (tmp_path / "link").is_symlink() and files(tmp_path) == {"real", "link"}
+    assert torch.equal(rbdc.load(real).head.weight, second.head.weight)  # type: ignore[arg-type, union-attr]
+
+
+def test_a_model_changed_since_it_was_built_is_not_exported_as_what_it_was(tmp_path: Path) -> None:
+    model, _ = parents(VIT)
+    model.reset_classifier(9)
+    with pytest.raises(CheckpointError, match="head.weight is \\(9, 16\\) in the model"):
+        rbdc.export(model, tmp_path / "model")
+    model, _ = parents(VIT)
+    set_class_names(model, ["a", "b"])
+    with pytest.raises(CheckpointError, match="5 classes and 2 class names"):
+        rbdc.export(model, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_model_in_channels_last_is_exported(tmp_path: Path) -> None:
+    model, _ = parents("resnet18d")
+    model.to(memory_format=torch.channels_last)
+    loaded: Any = rbdc.load(rbdc.export(model, tmp_path / "model"))
+    assert torch.equal(loaded.conv1[0].weight, model.conv1[0].weight)
+    assert model.conv1[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_only_rbdc_loads_a_plain_stem_that_timm_cannot_build(tmp_path: Path) -> None:
+    model, _ = parents("resnet18")
+    folder = rbdc.export(model, tmp_path / "model")
+    assert not timm_builds(rbdc.spec_of(model)) and timm_builds(rbdc.spec_of(model).scaled(2))
+    with pytest.raises(RuntimeError, match="conv1"):
+        timm.create_model(f"local-dir:{folder}", pretrained=True)
+    assert torch.equal(rbdc.load(folder).conv1.weight, model.conv1.weight)  # type: ignore[arg-type, union-attr]
+
+
+def test_class_names_as_a_mapping_are_read_in_order(tmp_path: Path) -> None:
+    folder = rbdc.export(parents(VIT)[0], tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["label_names"] = {str(i): name for i, name in reversed(list(enumerate("abcde")))}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert class_names(rbdc.load(folder)) == ("a", "b", "c", "d", "e")
 
 
 def test_a_write_that_fails_leaves_nothing_and_loses_nothing(
@@ -85,9 +146,24 @@ def test_a_write_that_fails_leaves_nothing_and_loses_nothing(
     def full_disk(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        rbdc.export(second, folder, force=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            rbdc.export(second, folder, force=True)
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert files(tmp_path) == {"model"}
+
+    rename = Path.rename
+
+    def second_rename_fails(self: Path, target: Path) -> Path:
+        if self.name.endswith(".partial"):
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", second_rename_fails)
+        with pytest.raises(OSError, match="Input/output error"):
+            rbdc.export(second, folder, force=True)
     assert (folder / "model.safetensors").read_bytes() == before
     assert files(tmp_path) == {"model"}
 
@@ -131,6 +207,9 @@ def test_a_malicious_pickle_is_not_run(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (canary,))
 
+    pickle.loads(pickle.dumps(Attack()))
+    assert canary.exists()  # the attack works where pickles are trusted
+    canary.unlink()
     for name in ("evil.pth", "evil.safetensors", "evil.bin"):
         (tmp_path / name).write_bytes(pickle.dumps({"head.weight": Attack()}, protocol=2))
         with pytest.raises(CheckpointError, match="cannot be read as weights"):
@@ -147,6 +226,12 @@ def test_a_malicious_pickle_is_not_run(tmp_path: Path) -> None:
         (lambda f: (f / "config.json").unlink(), "config.json does not exist"),
         (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
         (lambda f: (f / "config.json").write_text("[]"), "holds no JSON object"),
+        (lambda f: (f / "rbdc.json").write_text('{"spec": "x"}'), "does not say what model"),
+        (lambda f: (f / "rbdc.json").write_text('{"spec": {"nam": 1}}'), "does not say what model"),
+        (
+            lambda f: (f / "rbdc.json").unlink() or (f / "config.json").write_text("{}"),
+            "'architecture'",
+        ),
         (lambda f: (f / "model.safetensors").unlink(), "model.safetensors does not exist"),
         (lambda f: (f / "model.safetensors").write_bytes(b""), "cannot be read as weights"),
         (lambda f: os.truncate(f / "model.safetensors", 1000), "cannot be read as weights"),
@@ -158,6 +243,13 @@ def test_a_damaged_folder_says_what_is_wrong(damage: Any, expected: str, tmp_pat
     with pytest.raises(CheckpointError) as caught:
         rbdc.load(folder)
     assert expected in caught.value.problem
+
+
+@pytest.mark.parametrize("content", [[1, 2], None, torch.ones(2), {"model": None}, {1: 2}, {}])
+def test_a_pickle_without_a_state_dict_says_so(content: Any, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "weights.pth")
+    with pytest.raises(CheckpointError, match=r"cannot be read as weights|holds no state dict"):
+        rbdc.load(tmp_path / "weights.pth", model=VIT)
 
 
 def test_weights_that_do_not_fit_name_the_tensor_and_both_shapes(tmp_path: Path) -> None:
@@ -178,7 +270,7 @@ def test_a_coupling_that_is_not_exact_is_not_written_unless_allowed(tmp_path: Pa
     arguments = SMALL[VIT] | {"qk_norm": True}  # norms over the head dimension: shared weights
     first, second = parents(VIT, **arguments)
     a, b = rbdc.export(first, tmp_path / "a"), rbdc.export(second, tmp_path / "b")
-    with pytest.raises(rbdc.RbdcError, match="differs from the mean of its parents"):
+    with pytest.raises(rbdc.RbdcError, match="is shared by both halves"):
         couple_folders(a, b, tmp_path / "wide")
     assert files(tmp_path) == {"a", "b"}
     record = couple_folders(a, b, tmp_path / "wide", allow_inexact=True)

@@ -64,23 +64,29 @@ def count_flops(
 
 @cache
 def _count_spec(spec: ModelSpec, counter: CounterName) -> FlopCount:
-    return _count(build_empty(spec), None, counter)
+    return _count(build_empty(spec), None, counter)  # fvcore cannot trace on the meta device
 
 
 def _count(
     network: Any, image_size: int | tuple[int, int] | None, counter: CounterName
 ) -> FlopCount:
-    channels, height, width = network.pretrained_cfg["input_size"]
+    record = getattr(network, "pretrained_cfg", None)
+    if record is None:
+        raise PlanError(
+            f"this {type(network).__name__} is not a timm model: what it takes is unknown",
+            "Build it with rbdc.build or timm.create_model.",
+        )
+    channels, height, width = record["input_size"]
     if image_size is not None:
         height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
-    image = torch.zeros(1, channels, height, width, device=next(network.parameters()).device)
+    image = torch.zeros(1, channels, height, width).to(next(network.parameters()))
     with torch.no_grad(), evaluating(network):
         try:
             macs, uncounted = _COUNTERS[counter](network, image)
         except (AssertionError, RuntimeError) as error:  # torch's and timm's word for a wrong size
             raise PlanError(
                 f"an image of {height} x {width} px does not go through the model: {error}",
-                "Build the model for this size (img_size), or choose a larger image.",
+                "Build the model for this size (img_size), or choose another.",
             ) from error
     return FlopCount(forward_flops=FLOPS_PER_MAC * macs, counter=counter, uncounted=dict(uncounted))
 

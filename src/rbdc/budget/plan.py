@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Literal, get_args
 
 from rbdc.budget.flops import DEFAULT_COUNTER, CounterName, count_flops
@@ -23,6 +23,7 @@ from rbdc.errors import PlanError, nearest
 from rbdc.models import ModelSpec, as_spec, build_meta, check_steps, family
 
 IMAGENET_IMAGES = 1_281_167
+ROUNDING_TOLERANCE = 0.03  # more of a difference than this is worth a warning
 
 Costs = Literal["exact", "quarter"]
 Rounding = Literal["whole", "none"]
@@ -60,6 +61,8 @@ class Plan:
     inexact: tuple[str, ...]
     """Tensors that keep a coupling from being exactly the mean of its parents; best none."""
     images: int
+    asked_flops: float
+    """FLOPs of the plan before epochs were rounded."""
     baseline_epochs: float
     warmup_epochs: float
     stages: tuple[Stage, ...]
@@ -88,7 +91,7 @@ class Plan:
 
     @property
     def data_passes(self) -> float:
-        return sum(stage.models * stage.epochs for stage in self.stages)
+        return data_passes([stage.epochs for stage in reversed(self.stages)])
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -103,6 +106,12 @@ class Plan:
             found.append(
                 f"ratio {self.ratio:g} trains narrow models longer than wide ones; the paper found "
                 "that suboptimal, and ratios of 1.5 to 2 best"
+            )
+        rounding = self.training_flops / self.asked_flops - 1
+        if abs(rounding) > ROUNDING_TOLERANCE:
+            found.append(
+                f"rounding to whole epochs spends {abs(rounding):.1%} "
+                f"{'more' if rounding > 0 else 'less'} than asked for"
             )
         if self.inexact:
             found.append(
@@ -127,6 +136,7 @@ class Plan:
             "uncounted": self.uncounted,
             "inexact": list(self.inexact),
             "images": self.images,
+            "asked_flops": self.asked_flops,
             "baseline_epochs": self.baseline_epochs,
             "warmup_epochs": self.warmup_epochs,
             "stages": [asdict(stage) for stage in self.stages],
@@ -172,24 +182,26 @@ def make_plan(
     )
     check_steps(spec, steps)
     levels = [spec.scaled(0.5**level) for level in range(steps + 1)]
-    inexact = [name for narrow in levels[1:] for name in _check_layout(narrow)]
+    inexact = [name for narrow in levels[1:] for name in _inexact(narrow)]
     counts = [count_flops(level, counter=counter) for level in levels]
     flops = [count.forward_flops for count in counts]
     known = family(spec)
     baseline = known.baseline_epochs if baseline_epochs is None else baseline_epochs
     warmup = known.warmup_epochs if warmup_epochs is None else warmup_epochs
     _check_positive("baseline epochs", baseline)
+    _check_number("warm-up epochs", warmup, at_least=0)
 
     relative = relative_epochs(schedule, steps, ratio)
     assumed = quartered(flops[0], steps) if costs == "quarter" else flops
     per_image = cost_of_unit(relative, assumed)
     ways = {
+        # Eq. 16 (and 18, with quartered costs); Eq. 14; Eq. 12; Algorithm 1
         "budget": (budget, lambda alpha: alpha * baseline * flops[0] / per_image),
         "total FLOPs": (total_flops, lambda total: total / training_flops(per_image, 1, images)),
         "epochs": (epochs, lambda target: target / relative[0]),
         "total epochs": (total_epochs, lambda passes: passes / data_passes(relative)),
     }
-    scale = _solve(ways)
+    wanted = [_solve(ways) * share for share in relative]
     return Plan(
         model=spec,
         steps=steps,
@@ -200,9 +212,10 @@ def make_plan(
         uncounted=dict(counts[0].uncounted),
         inexact=tuple(dict.fromkeys(inexact)),
         images=images,
+        asked_flops=training_flops(cost_of_unit(wanted, flops), 1, images),
         baseline_epochs=baseline,
         warmup_epochs=warmup,
-        stages=_stages(levels, [scale * share for share in relative], flops, images, rounding),
+        stages=_stages(levels, wanted, flops, images, rounding),
     )
 
 
@@ -259,6 +272,7 @@ def _check(**values: Any) -> None:
             f"steps is {values['steps']}, expected 0 or more", "0 steps is standard training."
         )
     _check_positive("ratio", values["ratio"])
+    _check_number("ratio", values["ratio"], at_least=1e-6, at_most=1e6)
     if not isinstance(values["images"], int) or values["images"] <= 0:
         raise PlanError(
             f"images is {values['images']}, expected a positive whole number",
@@ -278,8 +292,15 @@ def _check_positive(name: str, value: float) -> None:
         raise PlanError(f"{name} is {value:g}, expected more than 0", f"Give a positive {name}.")
 
 
+def _check_number(name: str, value: float, *, at_least: float, at_most: float = inf) -> None:
+    if not at_least <= value <= at_most:
+        raise PlanError(
+            f"{name} is {value:g}, expected {at_least:g} to {at_most:g}", f"Give another {name}."
+        )
+
+
 @cache
-def _check_layout(narrow: ModelSpec) -> tuple[str, ...]:
+def _inexact(narrow: ModelSpec) -> tuple[str, ...]:
     """Couple by shape only: what cannot be coupled, or not exactly, is said before any training."""
     model = build_meta(narrow)
     return inexact_tensors(layout_of(model, build_meta(narrow.scaled(2))), model)

@@ -13,8 +13,8 @@ Schedule = Literal["appendix", "algorithm-1"]
 
 
 def relative_epochs(schedule: Schedule, steps: int, ratio: float) -> list[float]:
-    """Epochs of each level, target first, up to a common factor."""
-    if schedule == "appendix":  # epochs_i = epochs_target / r^i
+    """Epochs of each level, target first, up to a common factor. `ratio` is r, Eq. 2."""
+    if schedule == "appendix":  # Eq. 12: epochs_i = epochs_target / r^i
         return [ratio**-level for level in range(steps + 1)]
     # Algorithm 1: of the epochs it is given, a model keeps r/(r+2) and hands 1/(r+2) to each of
     # its two parents; a leaf keeps all. With the epochs given to the target as the unit:
@@ -23,12 +23,12 @@ def relative_epochs(schedule: Schedule, steps: int, ratio: float) -> list[float]
 
 
 def training_flops(forward_flops: float, epochs: float, images: int) -> float:
-    """FLOPs_training = epochs x |D| x 3 x FLOPs_forward."""
+    """Eq. 11: FLOPs_training = epochs x |D| x 3 x FLOPs_forward."""
     return epochs * images * TRAINING_PASSES * forward_flops
 
 
 def cost_of_unit(relative: Sequence[float], forward_flops: Sequence[float]) -> float:
-    """sum_i 2^i x relative epochs_i x FLOPs_forward_i: what the whole tree costs, an image."""
+    """Eq. 10 and 13, an image: sum_i 2^i x epochs_i x FLOPs_forward_i, every model counted."""
     return sum(
         float(2**level) * epochs * flops
         for level, (epochs, flops) in enumerate(zip(relative, forward_flops, strict=True))
@@ -36,7 +36,7 @@ def cost_of_unit(relative: Sequence[float], forward_flops: Sequence[float]) -> f
 
 
 def quartered(forward_flops: float, steps: int) -> list[float]:
-    """The paper's approximation FLOPs_forward_i = FLOPs_forward_0 / 4^i."""
+    """Eq. 17, the paper's approximation: FLOPs_forward_i = FLOPs_forward_0 / 4^i."""
     return [forward_flops / 4**level for level in range(steps + 1)]
 
 

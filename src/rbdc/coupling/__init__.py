@@ -4,7 +4,7 @@ Read in this order: `layout` (which axes are wide), `rules` (the paper's equatio
 models into a third), `checks` (what must hold before), `verify` (the proof after).
 """
 
-from rbdc.coupling.checks import class_names, set_class_names
+from rbdc.coupling.checks import ClassNames, class_names, set_class_names
 from rbdc.coupling.couple import OffDiagonal, couple
 from rbdc.coupling.layout import Axes, Layout, inexact_tensors, layout_of
 from rbdc.coupling.rules import couple_states, couple_tensor
@@ -13,6 +13,7 @@ from rbdc.coupling.verify import TOLERANCE, CouplingProof, evaluating, verify_co
 __all__ = [
     "TOLERANCE",
     "Axes",
+    "ClassNames",
     "CouplingProof",
     "Layout",
     "OffDiagonal",

@@ -1,29 +1,40 @@
 """What must hold before two models are coupled. Each mistake has a message of its own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from timm.layers import DropPath
 from torch import nn
 
 from rbdc.errors import CouplingError
+
+ClassNames = Sequence[str] | Mapping[str, str]
 
 # What a layer says of itself besides its tensors. Two models with equal shapes that differ here
 # compute different functions, and coupling them would be silent garbage.
 _ATTRIBUTES = (
     "num_classes",
+    "in_chans",
     "img_size",
     "patch_size",
     "num_prefix_tokens",
     "global_pool",
+    "pool_include_prefix",
     "num_heads",
     "head_dim",
     "kernel_size",
     "stride",
     "padding",
     "dilation",
+    "ceil_mode",
+    "count_include_pad",
     "eps",
+    "num_groups",
+    "approximate",
+    "negative_slope",
 )
+_TRAINING_ONLY = (nn.Dropout, DropPath, nn.Identity)  # a rate of 0 is often an Identity
 _DOUBLES = {"num_heads"}  # a wide model has twice as many heads of the same size
 
 
@@ -31,6 +42,7 @@ def check_parents(first: nn.Module, second: nn.Module, *, allow_identical: bool 
     """Refuse parents that differ in anything but their weights, or do not differ at all."""
     _check_structure(first, second, "the first parent", "the second")
     _check_tensors(first, second)
+    _check_settings(first, second)
     _check_classes(class_names(first), class_names(second))
     for which, parent in (("first", first), ("second", second)):
         _check_finite(which, parent)
@@ -45,33 +57,45 @@ def check_parents(first: nn.Module, second: nn.Module, *, allow_identical: bool 
 def check_wide(parent: nn.Module, wide: nn.Module) -> None:
     """Refuse a wide model that is another architecture than its parents at twice the width."""
     _check_structure(parent, wide, "the parents", "the wide model", doubles=True)
+    if any(tensor.is_meta for tensor in wide.state_dict().values()):
+        raise CouplingError(
+            "the wide model is on the meta device and has no memory to fill",
+            "Build it on a real device, or move it there with to_empty().",
+        )
 
 
 def class_names(model: nn.Module) -> tuple[str, ...] | None:
     """The class list a timm model carries, in the order of its logits; None if it has none."""
     names = getattr(model, "pretrained_cfg", {}).get("label_names")
-    if isinstance(names, dict):
-        names = [names[key] for key in sorted(names, key=int)]
-    return tuple(names) if names else None
+    return tuple(_in_order(names)) if names else None
 
 
-def set_class_names(model: Any, names: Sequence[str] | None) -> None:
+def set_class_names(model: Any, names: ClassNames | None) -> None:
     """Let a timm model carry its class list: its exported folder then does, too."""
     if names and hasattr(model, "pretrained_cfg"):
-        model.pretrained_cfg["label_names"] = list(names)
+        model.pretrained_cfg["label_names"] = _in_order(names)
+
+
+def _in_order(names: ClassNames) -> list[str]:
+    """timm allows a list, or a mapping of the logit's index to the name."""
+    if isinstance(names, Mapping):
+        return [names[key] for key in sorted(names, key=int)]
+    return list(names)
 
 
 def _structure(model: nn.Module) -> Iterator[tuple[str, str, object]]:
     """(place, attribute, value) of everything that must agree, the telling ones first."""
     for path, module in model.named_modules():
+        if isinstance(module, _TRAINING_ONLY):
+            continue
         place = path or type(model).__name__
+        yield place, "type", type(module).__name__
         if isinstance(module, nn.Sequential | nn.ModuleList):
             yield place, "depth", len(module)
         for attribute in _ATTRIBUTES:
             value = getattr(module, attribute, None)
             if isinstance(value, int | float | str | tuple):
                 yield place, attribute, value
-        yield place, "type", type(module).__name__
 
 
 def _check_structure(
@@ -103,6 +127,20 @@ def _check_tensors(first: nn.Module, second: nn.Module) -> None:
             )
 
 
+def _check_settings(first: nn.Module, second: nn.Module) -> None:
+    """Whatever else a layer prints of itself."""
+    right = dict(second.named_modules())
+    for path, module in first.named_modules():
+        if not isinstance(module, _TRAINING_ONLY):
+            settings = [module.extra_repr(), right[path].extra_repr()]
+            if settings[0] != settings[1]:
+                raise CouplingError(
+                    f"{path} is ({settings[0]}) in the first parent and ({settings[1]}) in the "
+                    "second",
+                    "Both parents must be the same architecture with the same settings.",
+                )
+
+
 def _check_classes(first: Sequence[str] | None, second: Sequence[str] | None) -> None:
     if first is None or second is None or first == second:
         return
@@ -125,7 +163,12 @@ def _check_classes(first: Sequence[str] | None, second: Sequence[str] | None) ->
 
 def _check_finite(which: str, parent: nn.Module) -> None:
     for name, tensor in parent.state_dict().items():
-        if tensor.is_floating_point() and not tensor.is_meta:
+        if tensor.is_meta:
+            raise CouplingError(
+                f"the {which} parent is on the meta device: it has no weights",
+                "Load its weights first.",
+            )
+        if tensor.is_floating_point():
             bad = tensor.numel() - int(tensor.isfinite().sum())
             if bad:
                 raise CouplingError(
@@ -137,7 +180,4 @@ def _check_finite(which: str, parent: nn.Module) -> None:
 
 def _identical(first: nn.Module, second: nn.Module) -> bool:
     left, right = first.state_dict(), second.state_dict()
-    return all(
-        not tensor.is_meta and torch.equal(tensor, right[name].to(tensor.device))
-        for name, tensor in left.items()
-    )
+    return all(torch.equal(tensor, right[name].to(tensor.device)) for name, tensor in left.items())

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from rbdc.coupling.checks import check_parents, check_wide, class_names, set_class_names
-from rbdc.coupling.layout import layout_of
-from rbdc.coupling.rules import couple_tensor
+from rbdc.coupling.layout import inexact_tensors, layout_of
+from rbdc.coupling.rules import couple_states
 from rbdc.errors import CouplingError, nearest
 
 OffDiagonal = Literal["zero", "random"]
@@ -24,6 +24,7 @@ def couple(
     off_diagonal: OffDiagonal = "zero",
     seed: int = 0,
     allow_identical: bool = False,
+    allow_inexact: bool = False,
 ) -> Model:
     """Fill `into`, twice as wide as its parents, with the two of them side by side; return it.
 
@@ -31,6 +32,9 @@ def couple(
     random: the wide layer's ordinary initialisation, drawn from `seed`. The diagonal blocks are
     the same either way. Everything is checked before anything is written; the parents are left
     as they are. `into` may be on another device or of another dtype than its parents.
+
+    An architecture whose halves share weights other than a head's is refused unless
+    `allow_inexact`: those can only be averaged, and the wide model is not its parents' mean.
     """
     if off_diagonal not in ("zero", "random"):
         raise CouplingError(
@@ -40,10 +44,21 @@ def couple(
     check_parents(first, second, allow_identical=allow_identical)
     check_wide(first, into)
     layout = layout_of(first, into)
-    background = _fresh_state(into, seed) if off_diagonal == "random" else {}
-    left, right = first.state_dict(), second.state_dict()
-    for name, target in into.state_dict().items():  # tensor by tensor: no second copy of the model
-        target.copy_(couple_tensor(left[name], right[name], layout[name], background.get(name)))
+    shared = inexact_tensors(layout, first)
+    if shared and not allow_inexact:
+        raise CouplingError(
+            f"{shared[0]} is shared by both halves of the wide model and could only be averaged"
+            + (f", and so are {len(shared) - 1} more tensors" if shared[1:] else ""),
+            "The coupling would not be exact; allow an inexact coupling to use it anyway.",
+        )
+    background = _fresh_state(into, seed) if off_diagonal == "random" else None
+    target = into.state_dict()
+    left, right = (
+        {name: tensor.to(target[name]) for name, tensor in parent.state_dict().items()}
+        for parent in (first, second)
+    )
+    for name, tensor in couple_states(left, right, layout, background):
+        target[name].copy_(tensor)
     set_class_names(into, class_names(first) or class_names(second))
     return into
 
@@ -57,6 +72,6 @@ def _fresh_state(model: Any, seed: int) -> dict[str, Tensor]:
         )
     fresh = copy.deepcopy(model).cpu()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reseed CUDA
         fresh.init_weights()
     return cast(dict[str, Tensor], fresh.state_dict())

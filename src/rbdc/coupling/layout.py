@@ -59,9 +59,7 @@ def inexact_tensors(layout: Layout, model: nn.Module) -> tuple[str, ...]:
     such tensors (norms over a head's dimension, a stem that does not scale) can be coupled, but is
     then not the mean of its parents.
     """
-    classifier = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
-    heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-    state = model.state_dict()
+    heads, state = heads_of(model), model.state_dict()
     return tuple(
         name
         for name, axes in layout.items()
@@ -69,6 +67,12 @@ def inexact_tensors(layout: Layout, model: nn.Module) -> tuple[str, ...]:
         and state[name].is_floating_point()
         and name.rpartition(".")[0] not in heads
     )
+
+
+def heads_of(model: nn.Module) -> tuple[str, ...]:
+    """Where logits come out: timm's record of a model names its classifier, or two of them."""
+    names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _axes(name: str, narrow: Tensor, wide: Tensor, model: nn.Module) -> Axes:
@@ -91,7 +95,7 @@ def _axes(name: str, narrow: Tensor, wide: Tensor, model: nn.Module) -> Axes:
     return Axes(
         wide=doubled,
         input_axis=1 if is_weight else None,
-        packed=_packed(model, path, narrow) if doubled else (),
+        packed=_packed(model, path, narrow) if 0 in doubled else (),
     )
 
 

@@ -6,7 +6,7 @@ input is the image, has one wide axis and is concatenated; so are class and dist
 position embeddings; a distillation head is a head; batch-norm counters are averaged.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -19,13 +19,14 @@ def couple_states(
     second: Mapping[str, Tensor],
     layout: Layout,
     off_diagonal: Mapping[str, Tensor] | None = None,
-) -> dict[str, Tensor]:
-    """The wide state dict of two narrow ones. Off-diagonal blocks are zero, or are those of
-    `off_diagonal`, a wide state dict."""
-    return {
-        name: couple_tensor(first[name], second[name], axes, (off_diagonal or {}).get(name))
-        for name, axes in layout.items()
-    }
+) -> Iterator[tuple[str, Tensor]]:
+    """The wide state dict of two narrow ones, a tensor at a time: no second copy is held.
+
+    Off-diagonal blocks are zero, or are those of `off_diagonal`, a wide state dict.
+    """
+    for name, axes in layout.items():
+        background = off_diagonal[name] if off_diagonal else None
+        yield name, couple_tensor(first[name], second[name], axes, background)
 
 
 def couple_tensor(
@@ -56,8 +57,9 @@ def couple_tensor(
 
 
 def _mean(first: Tensor, second: Tensor) -> Tensor:
-    total = first + second
-    return total / 2 if total.is_floating_point() else total // 2
+    if first.is_floating_point():
+        return first / 2 + second / 2  # halves first: the sum of two fp16 may overflow
+    return (first + second) // 2
 
 
 def _block_diagonal(

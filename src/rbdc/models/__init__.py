@@ -16,20 +16,16 @@ from rbdc.models.build import (
     spec_of,
 )
 from rbdc.models.coupled import couple_folders
-from rbdc.models.families import FAMILIES, Family
-from rbdc.models.folder import check_writable, export, load
+from rbdc.models.folder import export, load
 from rbdc.models.spec import ModelSpec
 
 __all__ = [
-    "FAMILIES",
-    "Family",
     "ModelSpec",
     "as_spec",
     "build",
     "build_empty",
     "build_meta",
     "check_steps",
-    "check_writable",
     "couple_folders",
     "export",
     "family",

@@ -4,6 +4,7 @@ import inspect
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
+from itertools import count
 from typing import Any, cast
 
 import timm
@@ -26,7 +27,7 @@ def build(model: str | ModelSpec, width: float = 1.0, **arguments: Any) -> nn.Mo
     spec = as_spec(model, width, **arguments)
     reference, family = _reference(spec)
     create = partial(_create, spec.name)
-    if spec.width == 1:
+    if spec.width == 1 or family.construct is None:
         result = create(**timm_arguments(spec))
     else:
         result = family.construct(reference, create, timm_arguments(spec))
@@ -43,7 +44,7 @@ def build_meta(spec: ModelSpec) -> nn.Module:
 def build_empty(spec: ModelSpec) -> nn.Module:
     """A model with uninitialised weights, for someone who will fill every one of them."""
     model = build_meta(spec)
-    if len(list(model.buffers())) + len(list(model.parameters())) > len(model.state_dict()):
+    if any(module._non_persistent_buffers_set for module in model.modules()):
         return build(spec)  # it has buffers that no state dict fills
     return model.to_empty(device="cpu")
 
@@ -71,6 +72,14 @@ def spec_of(model: nn.Module) -> ModelSpec:
     return spec
 
 
+def timm_builds(spec: ModelSpec) -> bool:
+    """Whether timm alone builds this model from its exported `model_args`."""
+    with torch.device("meta"):
+        alone = _create(spec.name, **timm_arguments(spec)).state_dict()
+    ours = build_meta(spec).state_dict()
+    return {k: t.shape for k, t in alone.items()} == {k: t.shape for k, t in ours.items()}
+
+
 def family(spec: ModelSpec) -> Family:
     return _reference(spec)[1]
 
@@ -93,28 +102,27 @@ def scaled_widths(spec: ModelSpec) -> Widths:
 
 def halvings(spec: ModelSpec) -> int:
     """How many recursive steps the architecture allows from this width."""
-    steps = 0
-    while True:
-        try:
-            scaled_widths(spec.scaled(0.5 ** (steps + 1)))
-        except WidthError:
-            return steps
-        steps += 1
+    return _halvings(spec)[0]
 
 
 def check_steps(spec: ModelSpec, steps: int) -> None:
     """Refuse more recursive steps than the architecture allows, and say what is in the way."""
     scaled_widths(spec)
-    most = halvings(spec)
-    if steps <= most:
-        return
-    try:
-        scaled_widths(spec.scaled(0.5 ** (most + 1)))
-    except WidthError as error:
+    most, obstacle = _halvings(spec)
+    if steps > most:
         raise WidthError(
-            f"{spec} cannot be halved {steps} times: {error.problem}",
+            f"{spec} cannot be halved {steps} times: {obstacle.problem}",
             f"At most {most} recursive step{'s' if most != 1 else ''} from {spec}.",
-        ) from None
+        )
+
+
+def _halvings(spec: ModelSpec) -> tuple[int, WidthError]:
+    for steps in count():
+        try:
+            scaled_widths(spec.scaled(0.5 ** (steps + 1)))
+        except WidthError as obstacle:
+            return steps, obstacle
+    raise AssertionError("widths are finite")
 
 
 def _scale(

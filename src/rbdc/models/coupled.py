@@ -1,6 +1,7 @@
 """Couple two models on disk into a third: load, couple, prove, write."""
 
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from rbdc.coupling import (
-    TOLERANCE,
-    CouplingProof,
     OffDiagonal,
     class_names,
     couple,
     verify_coupling,
 )
-from rbdc.errors import CouplingError
-from rbdc.models.build import build, build_empty, spec_of
+from rbdc.errors import CheckpointError, CouplingError
+from rbdc.models.build import build, build_empty, spec_of, timm_builds
 from rbdc.models.folder import check_writable, export, load
-
-PROOF_IMAGES = 1
 
 
 def couple_folders(
@@ -41,43 +38,53 @@ def couple_folders(
     is not written, unless `allow_inexact`: the architecture then has a layer that mixes its
     branches, or shares weights between them.
     """
-    check_writable(Path(output), force=force)
+    output = Path(output)
+    check_writable(output, force=force)
+    _check_apart(output, first, second)
     left, right = (load(path, model=model, arguments=arguments) for path in (first, second))
     spec = spec_of(left).scaled(2)
-    wide = build(spec) if off_diagonal == "random" else build_empty(spec)
-    couple(
+    wide = couple(
         left,
         right,
-        into=wide,
+        into=build(spec) if off_diagonal == "random" else build_empty(spec),
         off_diagonal=off_diagonal,
         seed=seed,
         allow_identical=allow_identical,
+        allow_inexact=allow_inexact,
     )
-    proof = verify_coupling(left, right, wide, proof_images(wide))
-    if off_diagonal == "zero" and not (proof.holds or allow_inexact):
+    proof = verify_coupling(left, right, wide, noise_image(wide))
+    if not isfinite(proof.error) or (off_diagonal == "zero" and not (proof.holds or allow_inexact)):
         raise CouplingError(
             f"the coupled {spec} differs from the mean of its parents by {proof.error:.1e} of the "
-            f"largest logit, more than rounding explains ({TOLERANCE:.0e})",
+            f"largest logit, more than rounding explains ({proof.tolerance:.0e})",
             "Its layers cannot be kept apart by width; allow an inexact coupling to use it anyway.",
         )
     record = {
         "coupling": {
-            "parents": [str(Path(path).resolve().name) for path in (first, second)],
+            "parents": [Path(path).resolve().name for path in (first, second)],
             "off_diagonal": off_diagonal,
             "seed": seed if off_diagonal == "random" else None,
             "class_names_compared": all(class_names(parent) for parent in (left, right)),
-            **proof_record(proof),
+            "proof_error": proof.error,
+            "norm_drift": proof.drift,
         }
     }
     export(wide, output, record=record, force=force)
-    return {"spec": spec.to_json(), **record}
+    return {"spec": spec.to_json(), "timm_loads": timm_builds(spec), **record}
 
 
-def proof_record(proof: CouplingProof) -> dict[str, float]:
-    return {"proof_error": proof.error, "norm_drift": proof.drift}
+def _check_apart(output: Path, *inputs: str | Path) -> None:
+    """A parent must outlive its child, whatever `force` allows."""
+    target = output.resolve()
+    for path in (Path(path).resolve() for path in inputs):
+        if target == path or target in path.parents or path in target.parents:
+            raise CheckpointError(
+                f"{output} would replace, contain or stand in the parent {path}",
+                "Write the wide model beside its parents.",
+            )
 
 
-def proof_images(model: nn.Module) -> Tensor:
-    """Standard normal noise, always the same, of the size the model takes."""
+def noise_image(model: nn.Module) -> Tensor:
+    """One image of standard normal noise, always the same, of the size the model takes."""
     size = model.pretrained_cfg["input_size"]  # type: ignore[index]
-    return torch.randn(PROOF_IMAGES, *size, generator=torch.Generator().manual_seed(0))
+    return torch.randn(1, *size, generator=torch.Generator().manual_seed(0))

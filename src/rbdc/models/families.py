@@ -26,13 +26,14 @@ class Family:
     model_class: type[nn.Module]
     widths: Callable[[Any], Widths]
     """The constructor arguments that carry the width, read off a built model."""
-    construct: Callable[[Any, Callable[..., nn.Module], dict[str, Any]], nn.Module]
-    """(model at width 1, timm's constructor, scaled arguments) -> the scaled model."""
     takes_image_size: bool
     """Whether the constructor has `img_size`: a network with a position embedding does."""
     baseline_epochs: int
     """Epochs of standard training that a budget is relative to (paper, Results)."""
     warmup_epochs: int
+    construct: Callable[[Any, Callable[..., nn.Module], dict[str, Any]], nn.Module] | None = None
+    """Where timm's constructor alone does not give the scaled model:
+    (model at width 1, timm's constructor, scaled arguments) -> the scaled model."""
 
 
 def _vit_widths(model: Any) -> Widths:
@@ -49,12 +50,6 @@ def _resnet_widths(model: Any) -> Widths:
     return {"channels": channels, "stem_width": model.feature_info[0]["num_chs"] // 2}
 
 
-def _construct(
-    _reference: Any, create: Callable[..., nn.Module], arguments: dict[str, Any]
-) -> nn.Module:
-    return create(**arguments)
-
-
 def _construct_resnet(
     reference: Any, create: Callable[..., nn.Module], arguments: dict[str, Any]
 ) -> nn.Module:
@@ -62,7 +57,7 @@ def _construct_resnet(
         return create(**arguments)
     # timm fixes a plain stem at 64 channels whatever the width. So let it build the deep stem,
     # whose width is an argument, and put the plain convolution in its place.
-    model: Any = create(**arguments, stem_type="deep")
+    model: Any = create(**{**arguments, "stem_type": "deep"})
     model.conv1 = nn.Conv2d(
         reference.conv1.in_channels,
         model.conv1[-1].out_channels,
@@ -79,7 +74,6 @@ FAMILIES = (
     Family(
         model_class=VisionTransformer,  # DeiT, distilled or not, DeiT-III, ViT
         widths=_vit_widths,
-        construct=_construct,
         takes_image_size=True,
         baseline_epochs=300,
         warmup_epochs=5,
@@ -87,10 +81,10 @@ FAMILIES = (
     Family(
         model_class=ResNet,  # with and without the D stem
         widths=_resnet_widths,
-        construct=_construct_resnet,
         takes_image_size=False,
         baseline_epochs=90,
         warmup_epochs=2,
+        construct=_construct_resnet,
     ),
 )
 

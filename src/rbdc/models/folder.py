@@ -6,22 +6,22 @@ An exported folder is what `timm.create_model("local-dir:DIR", pretrained=True)`
 runs code from a file: safetensors, JSON, and pickles with `weights_only=True`.
 """
 
+import copy
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 from uuid import uuid4
 
-from safetensors import SafetensorError
+import torch
 from timm.models import load_state_dict, save_for_hf
 from torch import Tensor, nn
 
-from rbdc.coupling import class_names, set_class_names
-from rbdc.errors import CheckpointError, WidthError
+from rbdc.coupling import ClassNames, class_names, set_class_names
+from rbdc.errors import CheckpointError, ModelError
 from rbdc.models.build import (
     as_spec,
     build_empty,
@@ -43,18 +43,26 @@ def export(
     record: Mapping[str, Any] | None = None,
     force: bool = False,
 ) -> Path:
-    """Write `model` as a folder that timm loads; whole or not at all.
+    """Write `model` as a folder in timm's layout, whole or not at all; return where it is.
 
-    `record` says how the model came to be and is kept in rbdc.json. An existing folder is refused
-    unless `force`; even then it is there until the new one is complete.
+    timm loads it, except a plain-stem ResNet at a width other than 1.0, which timm cannot build:
+    `rbdc.load` does. `record` says how the model came to be and is kept in rbdc.json. An existing
+    model is replaced only by `force`, and goes when the new one is complete.
     """
-    target = Path(folder)
+    target = Path(folder).resolve()
     check_writable(target, force=force)
-    spec = spec_of(model)
+    spec, names = spec_of(model), class_names(model)
+    _check_shapes(spec, model.state_dict(), "the model")
+    if names and len(names) != model.num_classes:
+        raise CheckpointError(
+            f"the model has {model.num_classes} classes and {len(names)} class names",
+            "Give every class its name, in the order of the logits.",
+        )
+    if not all(tensor.is_contiguous() for tensor in model.state_dict().values()):
+        model = copy.deepcopy(model).to(memory_format=torch.contiguous_format)  # channels_last
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
     try:
-        names = class_names(model)
         save_for_hf(
             model,
             str(partial),
@@ -62,8 +70,8 @@ def export(
             model_args=timm_arguments(spec),
             safe_serialization=True,
         )
-        content = {"spec": spec.to_json(), "sha256": _sha256(partial / WEIGHTS), **(record or {})}
-        (partial / RECORD).write_text(json.dumps(content, indent=2) + "\n")
+        ours = {"spec": spec.to_json(), "sha256": _sha256(partial / WEIGHTS)}
+        (partial / RECORD).write_text(json.dumps({**(record or {}), **ours}, indent=2) + "\n")
         for path in (*partial.iterdir(), partial):
             _sync(path)
         _replace(partial, target)
@@ -74,18 +82,24 @@ def export(
 
 def check_writable(folder: Path, *, force: bool) -> None:
     """Refuse a folder that `export` would refuse, before work is spent on what goes into it."""
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file", "Name a folder to write to.")
-    if folder.exists() and any(folder.iterdir()):
-        if not force:
+    folder = folder.resolve()
+    if folder.is_dir():
+        content = {path.name for path in folder.iterdir()}
+        if content and not force:
             raise CheckpointError(
                 f"{folder} exists and is not empty", "Choose another folder, or use force."
             )
-        if not (folder / CONFIG).exists():
+        if content and (CONFIG not in content or content - {CONFIG, WEIGHTS, RECORD}):
             raise CheckpointError(
-                f"{folder} is not an exported model, so it is not replaced even by force",
+                f"{folder} is not just an exported model, so it is not replaced even by force",
                 "Choose another folder, or remove this one yourself.",
             )
+    parent = next(path for path in (folder, *folder.parents) if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise CheckpointError(
+            f"{folder} cannot be written: {parent} is not a folder one may write to",
+            "Choose another folder.",
+        )
 
 
 def load(
@@ -122,43 +136,45 @@ def load(
 
 
 def _fill(spec: ModelSpec, state: Mapping[str, Tensor], path: Path) -> nn.Module:
+    _check_shapes(spec, state, str(path))
     result = build_empty(spec)
-    wanted = {name: tuple(t.shape) for name, t in result.state_dict().items()}
-    found = {name: tuple(t.shape) for name, t in state.items()}
-    for name in [*wanted, *(name for name in found if name not in wanted)]:
-        if wanted.get(name) != found.get(name):
-            raise CheckpointError(
-                f"{name} is {found.get(name, 'missing')} in {path} and "
-                f"{wanted.get(name, 'missing')} in {spec}",
-                "The weights must be of exactly this architecture, width and image size.",
-            )
     # Copied, not assigned: tensors of a mapped file are aligned as the file has it, and kernels
     # round differently on them; and the file may be replaced while the model lives.
     result.load_state_dict(dict(state))
     return result
 
 
-def _folder_spec(folder: Path) -> tuple[ModelSpec, list[str] | None]:
+def _check_shapes(spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> None:
+    wanted = {name: tuple(tensor.shape) for name, tensor in build_meta(spec).state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    for name in [*wanted, *(name for name in found if name not in wanted)]:
+        if wanted.get(name) != found.get(name):
+            raise CheckpointError(
+                f"{name} is {found.get(name, 'missing')} in {where} and "
+                f"{wanted.get(name, 'missing')} in {spec}",
+                "The weights must be of exactly this architecture, width and image size.",
+            )
+
+
+def _folder_spec(folder: Path) -> tuple[ModelSpec, ClassNames | None]:
     config = _read_json(folder / CONFIG)
-    names = config.get("label_names") or config.get("pretrained_cfg", {}).get("label_names")
-    if (folder / RECORD).exists():
-        spec = _read_json(folder / RECORD).get("spec")
-        if spec is not None:
-            return ModelSpec(**spec), names
-    if "architecture" not in config:
+    record = _read_json(folder / RECORD) if (folder / RECORD).exists() else {}
+    data = config.get("pretrained_cfg") or {}
+    names = config.get("label_names") or data.get("label_names")
+    try:
+        if "spec" in record:
+            return ModelSpec(**record["spec"]), names
+        name, arguments = config["architecture"], dict(config.get("model_args") or {})
+    except (TypeError, KeyError) as error:
         raise CheckpointError(
-            f"{folder / CONFIG} names no architecture", "Export the model with timm or rbdc."
-        )
-    arguments = {"num_classes": config["num_classes"]} if "num_classes" in config else {}
-    size = config.get("pretrained_cfg", {}).get("input_size")
-    arguments |= config.get("model_args", {})
-    if (
-        size
-        and "img_size" not in arguments
-        and not family(as_spec(config["architecture"])).takes_image_size
-    ):
-        arguments["img_size"] = size[-1]
-    return ModelSpec(name=config["architecture"], arguments=arguments), names
+            f"{folder} does not say what model it holds: {error}",
+            "Export the model again, with timm or rbdc.",
+        ) from None
+    if "num_classes" in config:
+        arguments.setdefault("num_classes", config["num_classes"])
+    if data.get("input_size") and not family(as_spec(name)).takes_image_size:
+        arguments.setdefault("img_size", data["input_size"][-1])
+    return ModelSpec(name=name, arguments=arguments), names
 
 
 def _spec_of_state(name: str, arguments: dict[str, Any], state: Mapping[str, Tensor]) -> ModelSpec:
@@ -173,7 +189,7 @@ def _spec_of_state(name: str, arguments: dict[str, Any], state: Mapping[str, Ten
         spec = as_spec(name, width, **arguments)
         try:
             shapes = build_meta(spec).state_dict()
-        except WidthError:
+        except ModelError:
             continue
         fit = sum(key in shapes and t.shape == shapes[key].shape for key, t in state.items())
         candidates.append((fit, spec))
@@ -188,12 +204,12 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         )
     try:
         state = load_state_dict(str(path), use_ema=False, device="cpu", weights_only=True)
-    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except Exception as error:  # foreign bytes fail in as many ways as there are bytes
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError(
             f"{path} cannot be read as weights: {reason[0]}",
             "Use safetensors, or a pickle that holds tensors only: nothing else is ever unpickled.",
-        ) from None
+        ) from error
     if not state or not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise CheckpointError(
             f"{path} holds no state dict: a mapping of names to tensors was expected",
@@ -243,6 +259,11 @@ def _replace(partial: Path, target: Path) -> None:
     old = partial.with_suffix(".old")
     if target.exists():
         target.rename(old)
-    partial.rename(target)
+    try:
+        partial.rename(target)
+    except BaseException:
+        if old.exists():
+            old.rename(target)
+        raise
     _sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 from rbdc.errors import ModelError, WidthError
@@ -28,8 +29,9 @@ class ModelSpec:
                 f"the arguments of {self.name} cannot be written down: {error}",
                 "Use plain values (numbers, text, lists): the model is rebuilt from them.",
             ) from None
-        if not self.width > 0:
+        if not (isfinite(self.width) and self.width > 0):
             raise WidthError(f"width is {self.width:g}", "A width is a positive fraction of 1.0.")
+        object.__setattr__(self, "width", float(self.width))
         object.__setattr__(self, "arguments", plain)
 
     def __hash__(self) -> int:
