@@ -102,7 +102,7 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
 def test_a_model_changed_since_it_was_built_is_not_exported_as_what_it_was(tmp_path: Path) -> None:
     model, _ = parents(VIT)
     model.reset_classifier(9)
-    with pytest.raises(CheckpointError, match="head.weight is \\(9, 16\\) in the model"):
+    with pytest.raises(CheckpointError, match=r"head.weight is \(9, 16\) in the model"):
         rbdc.export(model, tmp_path / "model")
     model, _ = parents(VIT)
     set_class_names(model, ["a", "b"])
