@@ -81,6 +81,34 @@ def test_couple_writes_what_timm_loads(
     assert json.loads(capsys.readouterr().out)["coupling"]["seed"] == 1
 
 
+def test_an_inexact_coupling_says_that_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "deit_tiny_patch16_224"
+    a, b = (
+        str(rbdc.export(model, tmp_path / side))
+        for side, model in zip("ab", parents(name, **SMALL[name], qk_norm=True), strict=True)
+    )
+    assert main(["couple", a, b, f"--output={tmp_path / 'wide'}", "--allow-inexact"]) == 0
+    output = capsys.readouterr().out
+    assert "inexact: even with norms per branch" in output and "proof" not in output
+    seed = ["--off-diagonal=random", "--allow-inexact", f"--seed={10**30}"]
+    assert main(["couple", a, b, f"--output={tmp_path / 'x'}", *seed]) == 2
+    assert "seed is" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
+    picture = tmp_path / "plan.png"
+    command = [sys.executable, "-m", "rbdc.cli", *SMALL_PLAN, "--budget=1", "--steps=2", "--json"]
+    with subprocess.Popen(
+        [*command, f"--plot={picture}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0 and picture.exists()
+
+
 def test_the_command_lines_defaults_are_those_of_python() -> None:
     defaults = inspect.signature(make_plan).parameters
     parsed = _plan_parser().get_defaults()
@@ -101,6 +129,16 @@ BAD = {
     "no epochs": ([*SMALL_PLAN, "--budget=0.001"], "rounds to 0"),
     "steps": ([*SMALL_PLAN, "--budget=1", "--steps=3"], "At most 2 recursive steps"),
     "images": ([*SMALL_PLAN, "--budget=1", "--images=0"], "images is 0"),
+    "no blocks": (
+        ["plan", "vit_tiny_patch16_224", "--budget=1", "--model-kwargs=depth=0"],
+        "depth",
+    ),
+    "no width": ([*SMALL_PLAN[:-1], "embed_dim=0", "--budget=1"], "each key once"),
+    "no patch": (["plan", "vit_base_patch16_224", "--budget=1", "--model-kwargs=patch_size=0"], ""),
+    "negative size": (["plan", "resnet18", "--budget=1", "--img-size=-28"], "-28 x -28"),
+    "no channels": (["plan", "resnet18", "--budget=1", "--model-kwargs=channels=[]"], "channels"),
+    "few stages": (["plan", "resnet18", "--epochs=9", "--model-kwargs=channels=[8,8]"], "layer3"),
+    "size twice": ([*SMALL_PLAN, "img_size=32", "--budget=1"], "given twice"),
     "model kwargs": ([*SMALL_PLAN, "depth", "--budget=1"], "expected KEY=VALUE"),
     "picture": ([*SMALL_PLAN, "--budget=1", "--plot=plan.gif"], "plan.gif is not a picture"),
     "no folder": (["couple", "nowhere", "elsewhere", "--output=x"], "nowhere does not exist"),

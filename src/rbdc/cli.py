@@ -5,6 +5,7 @@ answers at once. A user's mistake ends with two lines on stderr and exit code 2.
 """
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RbdcError as error:
         print(f"error: {error.problem}\n{error.remedy}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:  # no space, no permission: nothing half-written is left behind
         print(f"error: {error}\nCheck the disk and its permissions.", file=sys.stderr)
         return 2
@@ -54,17 +57,19 @@ def _plan(options: Namespace) -> None:
         _check_picture(options.plot)
     arguments = _keyword_arguments(options.model_kwargs)
     if options.img_size is not None:
+        if "img_size" in arguments:
+            raise RbdcError("the image size was given twice", "Give --img-size once.")
         arguments["img_size"] = options.img_size
     plan = make_plan(
         ModelSpec(name=options.model, width=options.width, arguments=arguments),
         **{name: options[name] for name in _PLAN_OPTIONS},
     )
+    if options.plot:
+        save_plan_plot(plan, options.plot)
     if options.json:
         print(json.dumps(plan.to_json(), indent=2))
     else:
         _print(plan_table(plan))
-    if options.plot:
-        save_plan_plot(plan, options.plot)
 
 
 def _couple(options: Namespace) -> None:
@@ -81,6 +86,7 @@ def _couple(options: Namespace) -> None:
         force=options.force,
         allow_identical=options.allow_identical,
         allow_inexact=options.allow_inexact,
+        use_ema=not options.no_ema,
     )
     if options.json:
         print(json.dumps(record, indent=2))
@@ -88,7 +94,9 @@ def _couple(options: Namespace) -> None:
     coupling = record["coupling"]
     error, drift = coupling["proof_error"], coupling["norm_drift"]
     print(f"{options.output}: {record['spec']['name']} at width {record['spec']['width']:g}")
-    if options.off_diagonal == "zero":
+    if options.off_diagonal == "zero" and not coupling["exact"]:
+        print(f"inexact: even with norms per branch it is {error:.1e} off its parents' mean")
+    elif options.off_diagonal == "zero":
         print(f"proof: with norms per branch it is its parents' mean, to {error:.1e} of the logits")
     else:
         print(f"random off-diagonal blocks: {error:.1e} of the logits from its parents' mean")
@@ -143,7 +151,7 @@ def _plan_parser() -> ArgumentParser:
     spend.add_argument("--total-flops", type=float, help="FLOPs of everything")
     spend.add_argument("--epochs", type=float, help="epochs of the target")
     spend.add_argument(
-        "--total-epochs", type=float, help="epochs of all models together (Algorithm 1)"
+        "--total-epochs", type=float, help="epochs of all models together: passes over the data"
     )
     add(
         "--baseline-epochs",
@@ -195,6 +203,7 @@ def _couple_parser() -> ArgumentParser:
     add("--force", action="store_true", help="replace an exported model at --output")
     add("--allow-identical", action="store_true", help="couple a model with itself")
     add("--allow-inexact", action="store_true", help="write it even if the proof fails")
+    add("--no-ema", action="store_true", help="of checkpoints with averaged weights, the others")
     add("--json", action="store_true", help="print the record as JSON")
     return parser
 
@@ -204,9 +213,10 @@ def _keyword_arguments(pairs: Sequence[str]) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
-        if not key or not equals:
+        if not key or not equals or key in arguments:
             raise RbdcError(
-                f"--model-kwargs got {pair!r}, expected KEY=VALUE", "For example depth=6."
+                f"--model-kwargs got {pair!r}, expected KEY=VALUE, each key once",
+                "For example depth=6 channels=[16,32,64,128].",
             )
         try:
             arguments[key] = json.loads(value)

@@ -238,11 +238,11 @@ def refused(first: Any, second: Any, into: Any, **options: Any) -> str:
         ({"depth": 3}, r"depth of blocks is 2 in the first parent and 3 in the second"),
         ({"patch_size": 4}, r"patch_size of patch_embed is (8, 8)"),
         ({"img_size": 24}, r"img_size of patch_embed is (16, 16)"),
-        ({"num_classes": 6}, r"num_classes of VisionTransformer is 5"),
+        ({"num_classes": 6}, r"num_classes of the model is 5"),
         ({"num_heads": 8}, r"num_heads of blocks.0.attn is 2 in the first parent and 4"),
         ({"mlp_ratio": 2}, r"blocks.0.mlp.fc1.weight is (64, 16) in the first parent and (32, 16)"),
-        ({"in_chans": 1}, r"in_chans of VisionTransformer is 3"),
-        ({"pool_include_prefix": True}, r"pool_include_prefix of VisionTransformer is False"),
+        ({"in_chans": 1}, r"in_chans of the model is 3"),
+        ({"pool_include_prefix": True}, r"pool_include_prefix of the model is False"),
         ({"act_layer": "relu"}, r"type of blocks.0.mlp.act is GELU"),
         ({"act_layer": "gelu_tanh"}, r"type of blocks.0.mlp.act is GELU"),
     ],
@@ -258,7 +258,7 @@ def test_a_wide_model_that_is_not_twice_as_wide_is_refused() -> None:
     fewer_heads = rbdc.build(VIT, **(SMALL_VIT | {"num_heads": 2}))
     assert "where 4 is needed" in refused(first, second, fewer_heads)
     more_channels = rbdc.build(VIT, **(SMALL_VIT | {"in_chans": 6}))
-    assert "in_chans of VisionTransformer is 3" in refused(first, second, more_channels)
+    assert "in_chans of the model is 3" in refused(first, second, more_channels)
     half_the_mlp = rbdc.build(VIT, **(SMALL_VIT | {"mlp_ratio": 2}))
     assert "blocks.0.mlp.fc1.weight is shared" in refused(first, second, half_the_mlp)
     too_wide = rbdc.build(VIT, **(SMALL_VIT | {"embed_dim": 48, "num_heads": 4, "num_classes": 5}))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import rbdc
@@ -56,6 +57,45 @@ def test_a_folder_exported_by_timm_itself_is_loaded(tmp_path: Path) -> None:
     loaded: Any = rbdc.load(tmp_path)
     assert loaded.num_classes == 3 and loaded.embed_dim == 192
     assert torch.equal(loaded.head.weight, model.head.weight)
+
+
+def test_a_folder_with_pickled_weights_is_loaded(tmp_path: Path) -> None:
+    model = timm.create_model("resnet18", num_classes=3)
+    timm.models.save_for_hf(model, tmp_path / "m", model_args={"num_classes": 3})
+    assert "pytorch_model.bin" in files(tmp_path / "m")
+    loaded: Any = rbdc.load(tmp_path / "m")
+    assert torch.equal(loaded.fc.weight, model.fc.weight)
+
+
+def test_of_a_training_checkpoint_the_averaged_weights_are_taken_as_timm_does(
+    tmp_path: Path,
+) -> None:
+    raw, averaged = parents(VIT)
+    path = tmp_path / "last.pth.tar"
+    torch.save({"state_dict": raw.state_dict(), "state_dict_ema": averaged.state_dict()}, path)
+    options: dict[str, Any] = {"model": VIT, "arguments": SMALL[VIT]}
+    default: Any = rbdc.load(path, **options)
+    chosen: Any = rbdc.load(path, **options, use_ema=False)
+    assert torch.equal(default.head.weight, averaged.head.weight)
+    assert torch.equal(chosen.head.weight, raw.head.weight)
+
+
+def test_a_folder_and_a_file_are_coupled(tmp_path: Path) -> None:
+    first, second = parents(VIT)
+    a, b = rbdc.export(first, tmp_path / "a"), tmp_path / "b.safetensors"
+    save_file(second.state_dict(), b)
+    record = couple_folders(a, b, tmp_path / "wide", model=VIT, arguments=SMALL[VIT])
+    assert record["coupling"]["exact"] and record["timm_loads"]
+    with pytest.raises(CheckpointError, match="are folders, which say themselves"):
+        couple_folders(a, tmp_path / "wide", tmp_path / "x", model=VIT)
+
+
+def test_timms_transform_fits_a_model_of_one_channel(tmp_path: Path) -> None:
+    model = rbdc.build(VIT, **(SMALL[VIT] | {"in_chans": 1}))
+    rbdc.export(model, tmp_path / "m")
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(loaded))
+    assert transform(Image.new("L", (40, 40))).shape == (1, 16, 16)
 
 
 def test_an_existing_folder_is_replaced_only_by_force_and_only_a_model(tmp_path: Path) -> None:
@@ -250,6 +290,14 @@ def test_a_pickle_without_a_state_dict_says_so(content: Any, tmp_path: Path) -> 
     torch.save(content, tmp_path / "weights.pth")
     with pytest.raises(CheckpointError, match=r"cannot be read as weights|holds no state dict"):
         rbdc.load(tmp_path / "weights.pth", model=VIT)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64])
+def test_weights_that_are_no_weights_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    state = {name: t.to(dtype) for name, t in parents(VIT)[0].state_dict().items()}
+    torch.save(state, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="cls_token is of torch"):
+        rbdc.load(tmp_path / "w.pth", model=VIT, arguments=SMALL[VIT])
 
 
 def test_weights_that_do_not_fit_name_the_tensor_and_both_shapes(tmp_path: Path) -> None:

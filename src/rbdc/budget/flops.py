@@ -79,11 +79,11 @@ def _count(
     channels, height, width = record["input_size"]
     if image_size is not None:
         height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
-    image = torch.zeros(1, channels, height, width).to(next(network.parameters()))
     with torch.no_grad(), evaluating(network):
         try:
+            image = torch.zeros(1, channels, height, width).to(next(network.parameters()))
             macs, uncounted = _COUNTERS[counter](network, image)
-        except (AssertionError, RuntimeError) as error:  # torch's and timm's word for a wrong size
+        except Exception as error:  # whatever the model does with an image it cannot take
             raise PlanError(
                 f"an image of {height} x {width} px does not go through the model: {error}",
                 "Build the model for this size (img_size), or choose another.",

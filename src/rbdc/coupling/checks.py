@@ -88,7 +88,7 @@ def _structure(model: nn.Module) -> Iterator[tuple[str, str, object]]:
     for path, module in model.named_modules():
         if isinstance(module, _TRAINING_ONLY):
             continue
-        place = path or type(model).__name__
+        place = path or "the model"
         yield place, "type", type(module).__name__
         if isinstance(module, nn.Sequential | nn.ModuleList):
             yield place, "depth", len(module)

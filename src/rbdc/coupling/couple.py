@@ -41,6 +41,8 @@ def couple(
             f"off_diagonal is {off_diagonal!r}, expected 'zero' or 'random'",
             nearest(off_diagonal, ["zero", "random"]) or "Use 'zero' (the paper's choice).",
         )
+    if not 0 <= seed < 2**63:
+        raise CouplingError(f"seed is {seed}", "Use a whole number from 0 to 2**63 - 1.")
     check_parents(first, second, allow_identical=allow_identical)
     check_wide(first, into)
     layout = layout_of(first, into)

@@ -169,7 +169,7 @@ def _full_width(spec: ModelSpec) -> tuple[Any, Family]:
 def _create(name: str, **arguments: Any) -> nn.Module:
     try:
         return cast(nn.Module, timm.create_model(name, **arguments))
-    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+    except Exception as error:  # whatever timm's constructor does with a value it cannot use
         raise ModelError(
             f"timm cannot build {name} with {arguments}: {str(error) or type(error).__name__}",
             _suggest_argument(name, arguments),
@@ -191,6 +191,10 @@ def _describe(model: Any, spec: ModelSpec) -> None:
     _channels, height, width = record["input_size"]
     size = spec.arguments.get("img_size", (height, width))
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    record["input_size"] = (spec.arguments.get("in_chans", 3), height, width)
+    channels = spec.arguments.get("in_chans", 3)
+    for key in ("mean", "std"):  # timm keeps three values whatever the channels
+        if len(record[key]) != channels:
+            record[key] = (sum(record[key]) / len(record[key]),) * channels
+    record["input_size"] = (channels, height, width)
     record["num_classes"] = model.num_classes
     model.rbdc_spec = spec

@@ -31,6 +31,7 @@ def couple_folders(
     force: bool = False,
     allow_identical: bool = False,
     allow_inexact: bool = False,
+    use_ema: bool = True,
 ) -> dict[str, Any]:
     """Couple two exported folders or weight files, prove the coupling, and export the wide model.
 
@@ -41,7 +42,16 @@ def couple_folders(
     output = Path(output)
     check_writable(output, force=force)
     _check_apart(output, first, second)
-    left, right = (load(path, model=model, arguments=arguments) for path in (first, second))
+    of_files: dict[str, Any] = {"model": model, "arguments": arguments}
+    if any(of_files.values()) and Path(first).is_dir() and Path(second).is_dir():
+        raise CheckpointError(
+            f"{first} and {second} are folders, which say themselves what models they hold",
+            "Give a model name and its arguments only with weight files.",
+        )
+    left, right = (
+        load(path, use_ema=use_ema, **({} if Path(path).is_dir() else of_files))
+        for path in (first, second)
+    )
     spec = spec_of(left).scaled(2)
     wide = couple(
         left,
@@ -65,6 +75,7 @@ def couple_folders(
             "off_diagonal": off_diagonal,
             "seed": seed if off_diagonal == "random" else None,
             "class_names_compared": all(class_names(parent) for parent in (left, right)),
+            "exact": proof.holds,
             "proof_error": proof.error,
             "norm_drift": proof.drift,
         }

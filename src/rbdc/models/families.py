@@ -38,8 +38,10 @@ class Family:
 
 def _vit_widths(model: Any) -> Widths:
     # The head dimension stays: half the width is half the heads.
-    heads = next(m.num_heads for m in model.blocks.modules() if hasattr(m, "num_heads"))
-    return {"embed_dim": model.embed_dim, "num_heads": heads}
+    heads = [m.num_heads for m in model.blocks.modules() if hasattr(m, "num_heads")]
+    if not heads:
+        raise ModelError("a transformer without blocks has no heads", "Give it a depth above 0.")
+    return {"embed_dim": model.embed_dim, "num_heads": heads[0]}
 
 
 def _resnet_widths(model: Any) -> Widths:

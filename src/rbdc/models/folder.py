@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from uuid import uuid4
 
@@ -33,6 +34,8 @@ from rbdc.models.build import (
 from rbdc.models.spec import ModelSpec
 
 CONFIG, WEIGHTS, RECORD = "config.json", "model.safetensors", "rbdc.json"
+PICKLED_WEIGHTS = "pytorch_model.bin"  # what timm writes unless asked for safetensors
+_FILES = {CONFIG, WEIGHTS, PICKLED_WEIGHTS, RECORD}
 _WIDTHS_TO_TRY = (1.0, 0.5, 0.25, 0.125, 0.0625, 2.0, 4.0)
 
 
@@ -89,7 +92,7 @@ def check_writable(folder: Path, *, force: bool) -> None:
             raise CheckpointError(
                 f"{folder} exists and is not empty", "Choose another folder, or use force."
             )
-        if content and (CONFIG not in content or content - {CONFIG, WEIGHTS, RECORD}):
+        if content and (CONFIG not in content or content - _FILES):
             raise CheckpointError(
                 f"{folder} is not just an exported model, so it is not replaced even by force",
                 "Choose another folder, or remove this one yourself.",
@@ -103,12 +106,18 @@ def check_writable(folder: Path, *, force: bool) -> None:
 
 
 def load(
-    path: str | Path, *, model: str | None = None, arguments: Mapping[str, Any] | None = None
+    path: str | Path,
+    *,
+    model: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    use_ema: bool = True,
 ) -> nn.Module:
     """A model from an exported folder; or from a weight file, with the name of its architecture.
 
     For a weight file the width and the number of classes are read off its tensors; what else
-    differs from the architecture's defaults (img_size, depth, ...) is given as `arguments`.
+    differs from the architecture's defaults (img_size, depth, ...) is given as `arguments`. Of a
+    training checkpoint that holds both, timm takes the averaged weights (EMA), and so do we, unless
+    `use_ema` is off. Weights come in fp32, whatever the file has.
     """
     path = Path(path)
     if not path.exists():
@@ -120,7 +129,8 @@ def load(
                 "Give a model name and arguments only with weight files.",
             )
         spec, names = _folder_spec(path)
-        state = _read_state(path / WEIGHTS)
+        present = [path / name for name in (WEIGHTS, PICKLED_WEIGHTS) if (path / name).exists()]
+        state = _read_state(present[0] if present else path / WEIGHTS, use_ema)
         _check_sum(path)
     else:
         if model is None:
@@ -128,7 +138,7 @@ def load(
                 f"{path} holds weights only and does not say of which model",
                 "Name the architecture: --model NAME (Python: load(path, model=NAME)).",
             )
-        state, names = _read_state(path), None
+        state, names = _read_state(path, use_ema), None
         spec = _spec_of_state(model, dict(arguments or {}), state)
     result = _fill(spec, state, path)
     set_class_names(result, names)
@@ -145,14 +155,22 @@ def _fill(spec: ModelSpec, state: Mapping[str, Tensor], path: Path) -> nn.Module
 
 
 def _check_shapes(spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> None:
-    wanted = {name: tuple(tensor.shape) for name, tensor in build_meta(spec).state_dict().items()}
+    model = build_meta(spec).state_dict()
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.items()}
     found = {name: tuple(tensor.shape) for name, tensor in state.items()}
     for name in [*wanted, *(name for name in found if name not in wanted)]:
         if wanted.get(name) != found.get(name):
             raise CheckpointError(
                 f"{name} is {found.get(name, 'missing')} in {where} and "
                 f"{wanted.get(name, 'missing')} in {spec}",
-                "The weights must be of exactly this architecture, width and image size.",
+                "The weights must be of exactly this architecture, width and image size; what "
+                "differs from timm's defaults is said by model_args or --model-kwargs.",
+            )
+    for name, tensor in model.items():
+        if tensor.is_floating_point() != state[name].is_floating_point():
+            raise CheckpointError(
+                f"{name} is of {state[name].dtype} in {where}",
+                "Use floating-point weights.",
             )
 
 
@@ -197,20 +215,22 @@ def _spec_of_state(name: str, arguments: dict[str, Any], state: Mapping[str, Ten
     return max(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _read_state(path: Path) -> dict[str, Tensor]:
+def _read_state(path: Path, use_ema: bool) -> dict[str, Tensor]:
     if not path.exists():
         raise CheckpointError(
             f"{path} does not exist", "An exported folder holds its weights there."
         )
     try:
-        state = load_state_dict(str(path), use_ema=False, device="cpu", weights_only=True)
+        state = load_state_dict(str(path), use_ema=use_ema, device="cpu", weights_only=True)
     except Exception as error:  # foreign bytes fail in as many ways as there are bytes
         reason = str(error).strip().splitlines() or [type(error).__name__]
+        if isinstance(error, UnpicklingError):  # torch's text advises to trust the file
+            reason = ["it is damaged, or holds more than tensors"]
         raise CheckpointError(
             f"{path} cannot be read as weights: {reason[0]}",
             "Use safetensors, or a pickle that holds tensors only: nothing else is ever unpickled.",
         ) from error
-    if not state or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+    if not state or not all(isinstance(t, Tensor) and not t.is_meta for t in state.values()):
         raise CheckpointError(
             f"{path} holds no state dict: a mapping of names to tensors was expected",
             "Save model.state_dict(), alone or under the key 'model' or 'state_dict'.",

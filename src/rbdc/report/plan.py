@@ -61,7 +61,7 @@ def save_plan_plot(plan: Plan, path: Path) -> None:
         colour = colours[stage.level % len(colours)]
         label = f"{stage.models} × width {stage.width:g}, {_epochs(stage.epochs)} epochs each"
         axes.barh(0, part, left=left, color=colour, edgecolor="white", label=label)
-        if part > 0.04:
+        if part > 0.05 * max(1, plan.normalized_flops):
             axes.text(left + part / 2, 0, f"{part:.2f}", ha="center", va="center")
         left += part
     axes.text(left + 0.01, 0, f"{left:.3g}", va="center", weight="bold")
