@@ -1,5 +1,6 @@
 """Build a timm model at a fraction of its width, through timm's own constructors."""
 
+import copy
 import inspect
 from dataclasses import replace
 from fractions import Fraction
@@ -37,6 +38,11 @@ def build(model: str | ModelSpec, width: float = 1.0, **arguments: Any) -> nn.Mo
 
 def build_meta(spec: ModelSpec) -> nn.Module:
     """The model's names and shapes, without memory: for layouts and checks."""
+    return copy.deepcopy(_meta(spec))
+
+
+@cache
+def _meta(spec: ModelSpec) -> nn.Module:
     with torch.device("meta"):
         return build(spec)
 

@@ -55,7 +55,7 @@ def export(
     target = Path(folder).resolve()
     check_writable(target, force=force)
     spec, names = spec_of(model), class_names(model)
-    _check_shapes(spec, model.state_dict(), "the model")
+    _check_tensors(spec, build_meta(spec).state_dict(), model.state_dict(), "the model")
     if names and len(names) != model.num_classes:
         raise CheckpointError(
             f"the model has {model.num_classes} classes and {len(names)} class names",
@@ -146,16 +146,18 @@ def load(
 
 
 def _fill(spec: ModelSpec, state: Mapping[str, Tensor], path: Path) -> nn.Module:
-    _check_shapes(spec, state, str(path))
     result = build_empty(spec)
+    _check_tensors(spec, result.state_dict(), state, str(path))
     # Copied, not assigned: tensors of a mapped file are aligned as the file has it, and kernels
     # round differently on them; and the file may be replaced while the model lives.
     result.load_state_dict(dict(state))
     return result
 
 
-def _check_shapes(spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> None:
-    model = build_meta(spec).state_dict()
+def _check_tensors(
+    spec: ModelSpec, model: Mapping[str, Tensor], state: Mapping[str, Tensor], where: str
+) -> None:
+    """Refuse a state that is not of `model`, which was built from `spec`."""
     wanted = {name: tuple(tensor.shape) for name, tensor in model.items()}
     found = {name: tuple(tensor.shape) for name, tensor in state.items()}
     for name in [*wanted, *(name for name in found if name not in wanted)]:
