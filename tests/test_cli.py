@@ -97,6 +97,10 @@ def test_an_inexact_coupling_says_that_it_is(
     assert "seed is" in capsys.readouterr().err
 
 
+def test_an_error_is_two_lines_whatever_a_library_says() -> None:
+    assert str(rbdc.RbdcError("first\nsecond", "remedy")) == "first second\nremedy"
+
+
 def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
     picture = tmp_path / "plan.png"
     command = [sys.executable, "-m", "rbdc.cli", *SMALL_PLAN, "--budget=1", "--steps=2", "--json"]

@@ -13,7 +13,7 @@ class RbdcError(ValueError):
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem, remedy)
-        self.problem = problem
+        self.problem = " ".join(problem.splitlines())  # a library's words may have many lines
         self.remedy = remedy
 
     def __str__(self) -> str:

@@ -1,6 +1,7 @@
 """What coupling promises, on real timm models of both families."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -178,6 +179,10 @@ def test_the_proof_looks_at_each_head_and_at_the_wide_models_own_settings() -> N
         wide.head.bias += 1
         wide.head_dist.bias -= 1
     assert not rbdc.verify_coupling(first, second, wide, images(first)).holds
+    wide.head.bias.data -= 1
+    wide.head_dist.bias.data[0] = float("nan")
+    proof = rbdc.verify_coupling(first, second, wide, images(first))
+    assert math.isnan(proof.error) and not proof.holds
     wide.norm.eps = 10.0
     with pytest.raises(CouplingError, match="eps of norm"):
         rbdc.verify_coupling(first, second, wide, images(first))
