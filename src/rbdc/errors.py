@@ -40,6 +40,26 @@ class CheckpointError(RbdcError):
     """A file or folder of weights that cannot be read or written."""
 
 
+class DataError(RbdcError):
+    """A data set that is not there, or images that cannot be read."""
+
+
+class RecipeError(RbdcError):
+    """A setting of a training that is not known, or cannot be what it was given."""
+
+
+class RunError(RbdcError):
+    """A run that cannot start, go on, or be read."""
+
+
+class TrainingError(RbdcError):
+    """A training that cannot go on: its loss is not finite."""
+
+
+class Interrupted(Exception):  # noqa: N818 - nothing went wrong
+    """Stopped on request, and saved: the same command goes on."""
+
+
 def nearest(name: str, known: Iterable[str], *, most: int = 3) -> str:
     """'Did you mean a, b or c?', or an empty string where nothing is near."""
     close = get_close_matches(name, list(known), n=most, cutoff=0.6)

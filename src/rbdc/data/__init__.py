@@ -1,5 +1,22 @@
-"""Data sets. So far the one that comes with the package."""
+"""A data set by name or path, and batches of it that depend only on (seed, epoch, step)."""
 
-from rbdc.data.fashion import ImageSet, embedded
+from rbdc.data.augment import ImageFormat
+from rbdc.data.batches import Batch, EvaluationBatches, TrainingBatches, check_batch_size
+from rbdc.data.images import DataSet, ImageSet, ImageSource
+from rbdc.data.randomness import derive_seed
+from rbdc.data.small import embedded
+from rbdc.data.sources import open_data
 
-__all__ = ["ImageSet", "embedded"]
+__all__ = [
+    "Batch",
+    "DataSet",
+    "EvaluationBatches",
+    "ImageFormat",
+    "ImageSet",
+    "ImageSource",
+    "TrainingBatches",
+    "check_batch_size",
+    "derive_seed",
+    "embedded",
+    "open_data",
+]

@@ -73,10 +73,10 @@ def export(
             model_args=timm_arguments(spec),
             safe_serialization=True,
         )
-        ours = {"spec": spec.to_json(), "sha256": _sha256(partial / WEIGHTS)}
+        ours = {"spec": spec.to_json(), "sha256": sha256_of(partial / WEIGHTS)}
         (partial / RECORD).write_text(json.dumps({**(record or {}), **ours}, indent=2) + "\n")
         for path in (*partial.iterdir(), partial):
-            _sync(path)
+            sync(path)
         _replace(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -256,19 +256,19 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _check_sum(folder: Path) -> None:
     expected = _read_json(folder / RECORD).get("sha256") if (folder / RECORD).exists() else None
-    if expected and expected != _sha256(folder / WEIGHTS):
+    if expected and expected != sha256_of(folder / WEIGHTS):
         raise CheckpointError(
             f"{folder / WEIGHTS} does not have the checksum written in {RECORD}",
             "The file is damaged or was replaced: export the model again.",
         )
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -287,5 +287,5 @@ def _replace(partial: Path, target: Path) -> None:
         if old.exists():
             old.rename(target)
         raise
-    _sync(target.parent)
+    sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,321 @@
+"""Batches as a function of (seed, epoch, step): not of workers, processes, or when one stopped.
+
+A global batch may be cut into equal shares, one a process and gradient-accumulation step. A share
+is closed under reversal (with image i of the batch it has image n-1-i), because mixup mixes a
+batch with its reverse: so the shares of many processes are mixed as the whole batch of one is.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from rbdc.data.augment import (
+    BatchChanges,
+    ImageFormat,
+    Windows,
+    evaluation_transform,
+    training_transform,
+)
+from rbdc.data.images import DataSet, ImageSet, ImageSource
+from rbdc.data.randomness import derive_seed, generator, generators_kept, set_seeds
+from rbdc.data.sources import read_rgb
+from rbdc.errors import DataError
+from rbdc.recipes import Augmentation
+
+Token = tuple[int, int, int]  # epoch, position in the epoch, image
+LOST_WORKERS = 3  # a loader whose workers die this often has no memory left
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    images: Tensor
+    targets: Tensor
+    """Labels, or a distribution over classes where images were mixed."""
+    indices: Tensor
+    """Which images these are, for messages."""
+
+
+def share_of(batch_size: int, shares: int, share: int) -> Tensor:
+    """The positions of a global batch that make up one of its equal shares."""
+    if shares == 1:
+        return torch.arange(batch_size)
+    size = batch_size // 2 // shares
+    first = torch.arange(share * size, (share + 1) * size)
+    return torch.cat([first, (batch_size - 1 - first).flip(0)])
+
+
+def epoch_order(images: int, seed: int, epoch: int, repeats: int) -> Tensor:
+    """Which images an epoch shows, in order; repeated ones stand together, as many in all."""
+    order = torch.randperm(images, generator=generator(seed, "order", epoch))
+    if repeats > 1:
+        order = order.repeat_interleave(repeats)[:images]
+    return order
+
+
+class TrainingBatches:
+    """The batches of one training. `shares` are (all of them, mine)."""
+
+    def __init__(
+        self,
+        data: DataSet,
+        settings: Augmentation,
+        image: ImageFormat,
+        *,
+        seed: int,
+        batch_size: int,
+        shares: tuple[int, Sequence[int]] = (1, (0,)),
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+        workers: int = 0,
+    ) -> None:
+        self.data, self.settings, self.image = data, settings, image
+        self.seed, self.batch_size, self.device = seed, batch_size, device
+        self.workers = workers
+        check_batch_size(len(data.train), batch_size, shares[0], mixes=settings.mixes)
+        self.positions = [share_of(batch_size, shares[0], share) for share in shares[1]]
+        self.steps_per_epoch = len(data.train) // batch_size
+        self._change = BatchChanges(settings, len(data.class_names), device)
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
+
+    def from_step(self, start: int, stop: int) -> Iterator[list[Batch]]:
+        """My shares of the global batches of steps `start` to `stop` (without it)."""
+        train = self.data.train
+        if isinstance(train, ImageSet) and self.settings.batched:
+            yield from self._in_memory(train, start, stop)
+        else:
+            yield from self._decoded(train, start, stop)
+
+    def order(self, step: int) -> Tensor:
+        """The images of a step's global batch."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = epoch_order(
+                len(self.data.train), self.seed, epoch, self.settings.aug_repeats
+            )
+        return self._order[within * self.batch_size : (within + 1) * self.batch_size]
+
+    def _in_memory(self, train: ImageSet, start: int, stop: int) -> Iterator[list[Batch]]:
+        check_image_size(train, self.image)
+        windows = Windows(train.images.to(self.device), self.settings)
+        labels = train.labels.to(self.device)
+        for step in range(start, stop):
+            order, micro = self.order(step), []
+            for positions in self.positions:
+                chosen = order[positions]
+                images = windows.batch(chosen, positions, self.batch_size, *self._place(step))
+                micro.append(
+                    self._finish(step, positions, images, labels[chosen.to(self.device)], chosen)
+                )
+            yield micro
+
+    def _decoded(self, train: ImageSource, start: int, stop: int) -> Iterator[list[Batch]]:
+        samples = _Samples(
+            train,
+            training_transform(self.settings, self.image),
+            self.image.channels,
+            self.seed,
+            self.data.skip_bad,
+        )
+        read = _read_batches(samples, lambda: self._tokens(start, stop), self.workers)
+        for step in range(start, stop):
+            micro = []
+            for positions in self.positions:
+                images, labels, chosen = next(read)
+                images, labels = (x.to(self.device, non_blocking=True) for x in (images, labels))
+                micro.append(self._finish(step, positions, images, labels, chosen))
+            yield micro
+
+    def _tokens(self, start: int, stop: int) -> Iterator[list[Token]]:
+        for step in range(start, stop):
+            epoch, within = divmod(step, self.steps_per_epoch)
+            order, first = self.order(step), within * self.batch_size
+            for positions in self.positions:
+                yield [
+                    (epoch, first + position, image)
+                    for position, image in zip(
+                        positions.tolist(), order[positions].tolist(), strict=True
+                    )
+                ]
+
+    def _finish(
+        self, step: int, positions: Tensor, images: Tensor, labels: Tensor, indices: Tensor
+    ) -> Batch:
+        images, targets = self._change(
+            self.image.normalize(images), labels, positions, self.batch_size, *self._place(step)
+        )
+        return Batch(images=images, targets=targets, indices=indices)
+
+    def _place(self, step: int) -> tuple[int, int, int]:
+        return (self.seed, *divmod(step, self.steps_per_epoch))
+
+
+class EvaluationBatches:
+    """The test images, once, in order; each process its part of every batch."""
+
+    def __init__(
+        self,
+        data: DataSet,
+        image: ImageFormat,
+        *,
+        batch_size: int,
+        part: tuple[int, int] = (1, 0),
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+        workers: int = 0,
+    ) -> None:
+        self.test, self.image, self.device = data.test, image, device
+        self.samples = _Samples(
+            data.test, evaluation_transform(image), image.channels, 0, data.skip_bad
+        )
+        parts, mine = part
+        indices = list(range(mine, len(data.test), parts))
+        self.batches = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
+        self.workers = workers
+
+    def __iter__(self) -> Iterator[Batch]:
+        if isinstance(self.test, ImageSet) and self.test.images.shape[1:] == (
+            self.image.channels,
+            self.image.height,
+            self.image.width,
+        ):
+            for batch in self.batches:
+                yield self._batch(
+                    self.test.images[batch], self.test.labels[batch], torch.tensor(batch)
+                )
+            return
+        tokens: list[list[Token]] = [[(0, i, i) for i in batch] for batch in self.batches]
+        for images, labels, indices in _read_batches(
+            self.samples, lambda: iter(tokens), self.workers
+        ):
+            yield self._batch(images, labels, indices)
+
+    def _batch(self, images: Tensor, labels: Tensor, indices: Tensor) -> Batch:
+        return Batch(
+            images=self.image.normalize(images.to(self.device, non_blocking=True)),
+            targets=labels.to(self.device, non_blocking=True),
+            indices=indices,
+        )
+
+
+class _Samples(Dataset[tuple[np.ndarray, int, int]]):
+    """One transformed image for a token."""
+
+    def __init__(
+        self,
+        source: ImageSource,
+        transform: Callable[[Any], np.ndarray],
+        channels: int,
+        seed: int,
+        skip_bad: bool,
+    ) -> None:
+        self.source, self.transform, self.channels = source, transform, channels
+        self.seed, self.skip_bad = seed, skip_bad
+
+    def __getitem__(self, token: Token) -> tuple[np.ndarray, int, int]:
+        epoch, position, index = token
+        image, index = self._read(index)
+        set_seeds(derive_seed(self.seed, "sample", epoch, position))
+        pixels = self.transform(image)[: self.channels]
+        return pixels, int(self.source.labels[index]), index
+
+    def _read(self, index: int) -> tuple[Any, int]:
+        for _ in range(len(self.source)):
+            try:
+                return read_rgb(self.source, index), index
+            except DataError as error:
+                if not self.skip_bad:
+                    raise
+                warnings.warn(f"{error.problem}; the next image takes its place", stacklevel=2)
+                index = (index + 1) % len(self.source)
+        raise DataError("no image can be decoded", "Check the data set.")
+
+
+Read = tuple[Tensor, Tensor, Tensor]
+
+
+def _collate(samples: Sequence[tuple[np.ndarray, int, int]]) -> Read:
+    images, labels, indices = zip(*samples, strict=True)
+    return torch.from_numpy(np.stack(images)), torch.tensor(labels), torch.tensor(indices)
+
+
+def _read_batches(
+    samples: _Samples, tokens: Callable[[], Iterator[list[Token]]], workers: int
+) -> Iterator[Read]:
+    """The batches that `tokens` lists, read by workers or by this process."""
+    if not workers:
+        for batch in tokens():
+            with generators_kept():
+                read = _collate([samples[token] for token in batch])
+            yield read
+        return
+    done, lost = 0, 0
+    while True:
+        loader: DataLoader[Any] = DataLoader(
+            samples,
+            batch_sampler=_Rest(tokens(), done),
+            num_workers=workers,
+            collate_fn=_collate,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # else the loader would draw from the global one
+        )
+        try:
+            for read in loader:
+                done += 1
+                yield read
+            return
+        except RuntimeError as error:  # torch's word for a worker that was killed
+            lost += 1
+            if "DataLoader worker" not in str(error) or lost >= LOST_WORKERS:
+                raise _worker_error(error) from error
+            warnings.warn(f"a data worker died and is replaced: {error}", stacklevel=2)
+
+
+class _Rest:
+    """What is left of an iterator after so many: batches are the same whoever reads them."""
+
+    def __init__(self, batches: Iterator[list[Token]], skip: int) -> None:
+        self.batches, self.skip = batches, skip
+
+    def __iter__(self) -> Iterator[list[Token]]:
+        for number, batch in enumerate(self.batches):
+            if number >= self.skip:
+                yield batch
+
+
+def _worker_error(error: RuntimeError) -> Exception:
+    if "DataLoader worker" not in str(error):
+        return error
+    return DataError(
+        f"data workers keep dying: {error}",
+        "Often memory is short: use fewer workers. The same command goes on from the last "
+        "checkpoint.",
+    )
+
+
+def check_batch_size(images: int, batch_size: int, shares: int, *, mixes: bool) -> None:
+    if not 0 < batch_size <= images:
+        raise DataError(
+            f"the batch size is {batch_size}, and there are {images} training images",
+            "Choose a batch size between 1 and the number of images.",
+        )
+    multiple = 2 * shares if shares > 1 else 2 if mixes else 1
+    if batch_size % multiple:
+        raise DataError(
+            f"the batch size {batch_size} is not a multiple of {multiple}, as mixup and "
+            f"{shares} share{'s' if shares > 1 else ''} of a batch (processes x accumulation) need",
+            f"Choose a multiple of {multiple}.",
+        )
+
+
+def check_image_size(images: ImageSet, image: ImageFormat) -> None:
+    found, wanted = tuple(images.images.shape[1:]), (image.channels, image.height, image.width)
+    if found != wanted:
+        raise DataError(
+            f"images are {found} (channels, height, width) and the model takes {wanted}",
+            "Build the model for the images (--img-size, in_chans), or set a scale to resize them.",
+        )

@@ -1,0 +1,118 @@
+"""Data sets that fit into memory: the embedded images, Fashion-MNIST, CIFAR-10 and CIFAR-100."""
+
+import gzip
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rbdc.data.images import DataSet, ImageSet, memory_data
+from rbdc.errors import DataError
+
+CLASS_NAMES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # apt install dataset-fashion-mnist
+_DOWNLOAD = "Allow the download (--data-download), or give the folder that holds it."
+
+
+def embedded(split: str) -> ImageSet:
+    """10,000 "train" or 2,000 "test" images of Fashion-MNIST, 28 x 28, ten balanced classes."""
+    with (
+        as_file(files("rbdc.data") / "embedded" / "fashion-mnist-12k.npz") as path,
+        np.load(path, allow_pickle=False) as arrays,
+    ):
+        return ImageSet(
+            images=torch.from_numpy(arrays[f"{split}_images"]).unsqueeze(1),
+            labels=torch.from_numpy(arrays[f"{split}_labels"]).long(),
+            class_names=CLASS_NAMES,
+        )
+
+
+def has_fashion_mnist(folder: Path) -> Path | None:
+    """Where below `folder` the four idx files lie: Debian's layout, or torchvision's."""
+    for place in (folder, folder / "FashionMNIST" / "raw", folder / "raw"):
+        if any((place / f"train-images-idx3-ubyte{end}").exists() for end in ("", ".gz")):
+            return place
+    return None
+
+
+def fashion_mnist(folder: Path, *, download: bool = False) -> DataSet:
+    """Fashion-MNIST: 60,000 and 10,000 images, 28 x 28."""
+    place = has_fashion_mnist(folder) or has_fashion_mnist(DEBIAN)
+    if place is None and download:
+        from torchvision.datasets import FashionMNIST
+
+        FashionMNIST(str(folder), download=True)
+        place = has_fashion_mnist(folder)
+    if place is None:
+        raise DataError(f"Fashion-MNIST is not in {folder}, nor in {DEBIAN}", _DOWNLOAD)
+    return memory_data("fashion-mnist", *(_idx_set(place, prefix) for prefix in ("train", "t10k")))
+
+
+def has_cifar(folder: Path) -> int | None:
+    """10 or 100, if `folder` is a root of torchvision's CIFAR."""
+    for classes, name in ((10, "cifar-10-batches-py"), (100, "cifar-100-python")):
+        if (folder / name).is_dir():
+            return classes
+    return None
+
+
+def cifar(classes: int, folder: Path, *, download: bool = False) -> DataSet:
+    """CIFAR-10 or CIFAR-100 in torchvision's layout: 50,000 and 10,000 images, 32 x 32.
+
+    torchvision compares the files' MD5 with the published ones before it unpickles them.
+    """
+    from torchvision.datasets import CIFAR10, CIFAR100
+
+    source = {10: CIFAR10, 100: CIFAR100}[classes]
+    try:
+        splits = [source(str(folder), train=train, download=download) for train in (True, False)]
+    except RuntimeError as error:  # missing, or not the files their MD5 says
+        raise DataError(f"CIFAR-{classes} cannot be read in {folder}: {error}", _DOWNLOAD) from None
+    return memory_data(
+        f"cifar{classes}",
+        *(
+            ImageSet(
+                images=torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous(),
+                labels=torch.tensor(split.targets),
+                class_names=tuple(split.classes),
+            )
+            for split in splits
+        ),
+    )
+
+
+def read_idx(folder: Path, name: str) -> Tensor:
+    """An idx file of bytes, maybe gzipped: two zeros, type 8, the axes, their sizes, the data."""
+    path = folder / name
+    try:
+        if path.exists():
+            raw = path.read_bytes()
+        else:
+            raw = gzip.decompress(path.with_name(f"{name}.gz").read_bytes())
+        axes = raw[3]
+        shape = np.frombuffer(raw, ">u4", axes, offset=4)
+        data = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
+    except (OSError, EOFError, ValueError, IndexError) as error:
+        raise DataError(f"{path} cannot be read: {error}", "Fetch the file again.") from None
+    return torch.from_numpy(data.copy())
+
+
+def _idx_set(folder: Path, prefix: str) -> ImageSet:
+    return ImageSet(
+        images=read_idx(folder, f"{prefix}-images-idx3-ubyte").unsqueeze(1),
+        labels=read_idx(folder, f"{prefix}-labels-idx1-ubyte").long(),
+        class_names=CLASS_NAMES,
+    )

@@ -1,0 +1,151 @@
+"""A data set by name or path: what it is, and whether its images can be read."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from rbdc.data.files import find_shards, image_folders, shards, split_folders
+from rbdc.data.hub import hub_data, is_saved_table
+from rbdc.data.images import DataSet, ImageSet, ImageSource, listed_fingerprint, memory_data
+from rbdc.data.small import cifar, embedded, fashion_mnist, has_cifar, has_fashion_mnist
+from rbdc.errors import DataError, nearest
+
+NAMES = ("embedded", "fashion-mnist", "cifar10", "cifar100")
+BAD_IMAGE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""What PIL raises for bytes it cannot decode."""
+
+
+def open_data(
+    name: str,
+    *,
+    folder: str | Path = "~/.cache/rbdc",
+    download: bool = False,
+    in_memory: bool = False,
+    skip_bad: bool = False,
+) -> DataSet:
+    """A data set by name (`embedded`, `fashion-mnist`, `cifar10`, `cifar100`, `hf:NAME`) or path.
+
+    A path is a folder with `train/CLASS/*.jpg` and `val/` or `test/` beside it, with tar shards,
+    in torchvision's layout of a named set, or saved by `datasets`. Named sets are looked for in
+    `folder`, and fetched there only if `download`. Images that cannot be decoded are an error
+    that names them, or are left out and listed (`skip_bad`). `in_memory` decodes a small set once.
+    """
+    data = _find(name, Path(folder).expanduser(), download)
+    if data.in_memory:
+        return data
+    data = _without_bad(data, skip_bad)
+    return _decoded(data) if in_memory else data
+
+
+def _find(name: str, folder: Path, download: bool) -> DataSet:
+    if name == "embedded":
+        return memory_data("embedded", embedded("train"), embedded("test"))
+    if name == "fashion-mnist":
+        return fashion_mnist(folder, download=download)
+    if name in ("cifar10", "cifar100"):
+        return cifar(int(name.removeprefix("cifar")), folder, download=download)
+    if name.startswith("hf:"):
+        return hub_data(name.removeprefix("hf:"), download=download)
+    root = Path(name).expanduser()
+    if not root.is_dir():
+        raise DataError(
+            f"no data set is called {name!r}, and there is no such folder",
+            nearest(name, NAMES) or f"Known are {', '.join(NAMES)}, hf:NAME, and folders.",
+        )
+    if classes := has_cifar(root):
+        return cifar(classes, root)
+    if has_fashion_mnist(root):
+        return fashion_mnist(root)
+    if is_saved_table(root):
+        return hub_data(name)
+    if find_shards(root):
+        return shards(root)
+    if split_folders(root):
+        return image_folders(root)
+    raise DataError(
+        f"{root} holds no data set that is known",
+        "Expected train/CLASS/*.jpg with val/ or test/ beside it, or train*.tar and val*.tar.",
+    )
+
+
+def _without_bad(data: DataSet, skip: bool) -> DataSet:
+    """Decode what a quick look finds suspicious, and refuse or leave out what does not decode."""
+    bad: dict[str, list[int]] = {}
+    names: list[str] = []
+    for split in ("train", "test"):
+        source: ImageSource = getattr(data, split)
+        bad[split] = [index for index in source.suspects() if not _decodes(source, index)]
+        names += [source.name(index) for index in bad[split]]
+    if not names:
+        return replace(data, skip_bad=skip)
+    if not skip:
+        raise DataError(
+            f"{len(names)} images cannot be decoded: {_some(names)}",
+            "Remove or replace them, or leave them out with --skip-bad.",
+        )
+    return replace(
+        data,
+        train=data.train.without(bad["train"]),
+        test=data.test.without(bad["test"]),
+        fingerprint=listed_fingerprint(data.class_names, [data.fingerprint, *names]),
+        skipped=tuple(names),
+        skip_bad=True,
+    )
+
+
+def _decodes(source: ImageSource, index: int) -> bool:
+    try:
+        source.read(index)
+    except BAD_IMAGE:
+        return False
+    return True
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")
+
+
+def _decoded(data: DataSet) -> DataSet:
+    """The same data in memory. All images must have one size: nothing is resized silently."""
+    train, test = (_decode(split, data) for split in (data.train, data.test))
+    if train.images.shape[1:] != test.images.shape[1:]:
+        raise DataError(
+            f"training images are {tuple(train.images.shape[1:])}, test images "
+            f"{tuple(test.images.shape[1:])}",
+            "Images kept in memory must have one size; leave --in-memory out.",
+        )
+    return replace(memory_data(data.name, train, test), skipped=data.skipped)
+
+
+def _decode(source: ImageSource, data: DataSet) -> ImageSet:
+    first = np.asarray(read_rgb(source, 0)).shape
+    images = np.empty((len(source), *first), dtype=np.uint8)
+    for index in range(len(source)):
+        image = np.asarray(read_rgb(source, index))
+        if image.shape != first:
+            raise DataError(
+                f"{source.name(index)} is {image.shape[1]} x {image.shape[0]} px, other images "
+                f"{first[1]} x {first[0]}",
+                "Images kept in memory must have one size; leave --in-memory out.",
+            )
+        images[index] = image
+    return ImageSet(
+        images=torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(),
+        labels=torch.as_tensor(source.labels),
+        class_names=data.class_names,
+    )
+
+
+def read_rgb(source: ImageSource, index: int) -> Image.Image:
+    """The image in RGB; an error that names it if it cannot be decoded."""
+    try:
+        return source.read(index).convert("RGB")
+    except BAD_IMAGE as error:
+        raise DataError(
+            f"{source.name(index)} cannot be decoded: {error}",
+            "Remove or replace it, or leave it out with --skip-bad.",
+        ) from None

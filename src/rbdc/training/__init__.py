@@ -1,0 +1,27 @@
+"""One model, from an initialisation to a result.
+
+`task` says what is trained, `machine` on what; `loop` trains it, `checkpoint` keeps it.
+"""
+
+from rbdc.training.evaluation import Scores, evaluate
+from rbdc.training.loop import Progress, Trained, train
+from rbdc.training.machine import Machine
+from rbdc.training.state import Start, initial_weights
+from rbdc.training.task import Task, fit_to_data, image_format
+from rbdc.training.world import World, join_world
+
+__all__ = [
+    "Machine",
+    "Progress",
+    "Scores",
+    "Start",
+    "Task",
+    "Trained",
+    "World",
+    "evaluate",
+    "fit_to_data",
+    "image_format",
+    "initial_weights",
+    "join_world",
+    "train",
+]

@@ -1,0 +1,49 @@
+"""How good a model is: top-1, top-5, and the loss, on the test images."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from rbdc.coupling import evaluating
+from rbdc.data import Batch
+from rbdc.training.world import World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """Of all test images. Accuracies are fractions."""
+
+    top1: float
+    top5: float
+    loss: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    world: World,
+    autocast: AbstractContextManager[Any],
+) -> Scores:
+    """Each process evaluates its part; the sums are everyone's."""
+    count, top1, top5, loss = 0, 0, 0, 0.0
+    with evaluating(model):
+        for batch in batches:
+            with autocast:
+                logits = model(batch.images)
+            logits = logits.float()
+            best = logits.topk(min(5, logits.shape[1])).indices == batch.targets[:, None]
+            top1 += int(best[:, 0].sum())
+            top5 += int(best.any(dim=1).sum())
+            loss += float(cross_entropy(logits, batch.targets, reduction="sum"))
+            count += len(batch.targets)
+    count_, top1_, top5_, loss_ = world.sum([count, top1, top5, loss])
+    return Scores(top1=top1_ / count_, top5=top5_ / count_, loss=loss_ / count_)

@@ -1,0 +1,82 @@
+"""What a training leaves for people to read: summary.csv, log.jsonl, TensorBoard."""
+
+import csv
+import io
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SUMMARY, LOG, BOARD = "summary.csv", "log.jsonl", "tensorboard"
+
+
+class Logs:
+    """The logs of one training in its folder. What was logged after the step that a training goes
+    on from is taken back, so that no step or epoch is there twice."""
+
+    def __init__(self, folder: Path, *, step: int, tensorboard: bool) -> None:
+        self.folder = folder
+        kept = [line for line in _lines(folder / LOG) if line["step"] <= step]
+        write_text(folder / LOG, "".join(json.dumps(line) + "\n" for line in kept))
+        self._file = (folder / LOG).open("a")
+        self._board = _board(folder / BOARD, step) if tensorboard else None
+
+    def step(self, values: Mapping[str, float]) -> None:
+        """One logged step: `step`, `flops` (of the tree so far), and what was measured."""
+        self._file.write(json.dumps(values) + "\n")
+        self._scalars("train", values, ("loss", "lr", "images_per_second"))
+
+    def epoch(self, history: Sequence[Mapping[str, float]]) -> None:
+        """All epochs so far: the file is written anew."""
+        self._file.flush()
+        columns = list(history[-1])
+        text = io.StringIO()
+        table = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+        table.writeheader()
+        table.writerows(history)
+        write_text(self.folder / SUMMARY, text.getvalue())
+        row = history[-1]
+        self._scalars(
+            "eval", row, [name for name in row if name.endswith(("top1", "top5", "loss"))]
+        )
+
+    def _scalars(self, group: str, values: Mapping[str, float], names: Sequence[str]) -> None:
+        if self._board is None:
+            return
+        for name in names:
+            if name in values:
+                self._board.add_scalar(f"{group}/{name}", values[name], int(values["step"]))
+                giga = int(values["flops"] / 1e9)
+                self._board.add_scalar(f"{group}-by-GFLOPs/{name}", values[name], giga)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def write_text(path: Path, text: str) -> None:
+    """A small file, whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:  # the end of a log whose writer was killed
+            break
+    return found
+
+
+def _board(folder: Path, step: int) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its dependencies deprecate each other
+        from torch.utils.tensorboard import SummaryWriter
+    return SummaryWriter(str(folder), purge_step=step + 1)

@@ -1,0 +1,355 @@
+"""Train one model: from an initialisation, or the last checkpoint, to its result.
+
+Everything random is a function of the task's seed and the step, and everything else is in the
+checkpoint. So a training that is stopped anywhere and goes on ends with the same bits.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rbdc.coupling import set_class_names
+from rbdc.data import DataSet, EvaluationBatches, TrainingBatches
+from rbdc.errors import Interrupted, TrainingError
+from rbdc.models import export
+from rbdc.training.checkpoint import latest_checkpoint, save_checkpoint
+from rbdc.training.evaluation import Scores, evaluate
+from rbdc.training.logs import Logs
+from rbdc.training.machine import Machine
+from rbdc.training.state import Start, State
+from rbdc.training.task import Task, describe_images, image_format
+from rbdc.training.world import World
+
+CHECKPOINTS = "checkpoints"
+LOGGED_STEPS = 1000  # of a training, evenly spread
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """What an observer is told, a few times a second at most."""
+
+    step: int
+    steps: int
+    epoch: int
+    epochs: float
+    loss: float
+    lr: float
+    images_per_second: float
+    scores: Scores | None = None
+    """At the end of an epoch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """The result of a training."""
+
+    state: State
+    scores: Scores
+    """Of the last weights."""
+    history: list[dict[str, Any]]
+    """A row an evaluation."""
+    best: dict[str, Any]
+    """The best evaluation: its step, epoch and accuracy."""
+    images: int
+    """Training images seen."""
+    seconds: float
+    """Of training, evaluation included, over all sittings."""
+
+
+Observer = Callable[[Progress], None]
+
+
+def train(
+    task: Task,
+    data: DataSet,
+    folder: Path,
+    *,
+    start: Callable[[], Start],
+    machine: Machine,
+    world: World,
+    teacher: nn.Module | None = None,
+    flops_per_image: float = 0.0,
+    flops_before: float = 0.0,
+    observe: Observer = lambda _progress: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Trained:
+    """Train `task` in `folder`. `start` gives the initial weights, if there is no checkpoint.
+
+    When `stopped` says so, the step is finished, saved, and Interrupted is raised. The best model
+    by accuracy is kept in `folder/best`. FLOPs are only logged: an image costs `flops_per_image`,
+    and `flops_before` were spent on the parents.
+    """
+    if machine.threads:
+        torch.set_num_threads(machine.threads)
+    session = _Session(task, data, folder, start, machine, world, teacher)
+    session.flops = (flops_before, flops_per_image)
+    session.observe = observe
+    try:
+        return session.run(stopped)
+    finally:
+        session.close()
+
+
+class _Session:
+    """One sitting of a training."""
+
+    observe: Observer
+    flops: tuple[float, float]
+
+    def __init__(
+        self,
+        task: Task,
+        data: DataSet,
+        folder: Path,
+        start: Callable[[], Start],
+        machine: Machine,
+        world: World,
+        teacher: nn.Module | None,
+    ) -> None:
+        self.task, self.folder, self.machine, self.world = task, folder, machine, world
+        device = machine.torch_device(world.local_rank)
+        recipe, image = task.recipe, image_format(task.model, task.recipe, data)
+        micro = recipe.grad_accum_steps
+        mine = range(world.rank * micro, (world.rank + 1) * micro)
+        self.batches = TrainingBatches(
+            data,
+            recipe,
+            image,
+            seed=task.seed,
+            batch_size=recipe.batch_size,
+            shares=(world.size * micro, mine),
+            device=device,
+            workers=machine.workers,
+        )
+        self.test = EvaluationBatches(
+            data,
+            image,
+            batch_size=max(256, recipe.batch_size // world.size),
+            part=(world.size, world.rank),
+            device=device,
+            workers=machine.workers,
+        )
+        self.data = data
+        self.steps_per_epoch = self.batches.steps_per_epoch
+        self.steps = task.steps(self.steps_per_epoch)
+        saved = self._saved()
+        first = None if saved else start()
+        self.state = State(task, first, device, machine, world, teacher, self.steps_per_epoch)
+        for model in self.state.models():
+            describe_images(model, image)
+            set_class_names(model, data.class_names)
+        self.history: list[dict[str, Any]] = []
+        self.best: dict[str, Any] = {}
+        self.losses: list[float] = []  # of this epoch's steps so far
+        self.seconds_before = 0.0
+        self.pending: list[tuple[int, Tensor, Tensor]] = []  # step, images, loss on the device
+        if saved:
+            self._restore(*saved)
+        self.logs = (
+            Logs(folder, step=self.state.step, tensorboard=machine.tensorboard)
+            if world.is_main
+            else None
+        )
+        self.began = self.saved_at = self.told_at = time.monotonic()
+        self.save_seconds = 0.0
+        self.since: tuple[int, float] = (self.state.step, self.began)
+
+    def run(self, stopped: Callable[[], bool]) -> Trained:
+        check_every = 1 if self.state.device.type == "cpu" else 16  # reading a loss waits for a GPU
+        log_every = max(1, self.steps // LOGGED_STEPS)
+        for step, micro in enumerate(
+            self.batches.from_step(self.state.step, self.steps), self.state.step
+        ):
+            loss = self.state.update(micro)
+            self.pending.append((step, torch.cat([batch.indices for batch in micro]), loss))
+            if len(self.pending) >= check_every:
+                self._check_losses()
+                self._tell()
+            done = step + 1
+            if done % log_every == 0:
+                self._log_step()
+            ends = done % self.steps_per_epoch == 0 or done == self.steps
+            if ends:
+                self._end_epoch()
+            if self.world.anyone(stopped()) and done < self.steps:
+                self._save()
+                raise Interrupted(f"stopped after step {done} of {self.steps}")
+            if done < self.steps and self._due(ends):
+                self._save()
+        self.world.settle()
+        scores = self.history[-1]
+        return Trained(
+            state=self.state,
+            scores=Scores(top1=scores["top1"], top5=scores["top5"], loss=scores["loss"]),
+            history=self.history,
+            best=self.best,
+            images=self.steps * self.task.recipe.batch_size,
+            seconds=self._seconds(),
+        )
+
+    def close(self) -> None:
+        if self.logs:
+            self.logs.close()
+
+    def _check_losses(self) -> None:
+        """Read the losses of the last steps; one that is not finite ends the training."""
+        if not self.pending:
+            return
+        losses = torch.stack([loss for _, _, loss in self.pending]).tolist()
+        for (step, indices, _), loss in zip(self.pending, losses, strict=True):
+            if not isfinite(loss):
+                names = [self.data.train.name(int(index)) for index in indices[:4]]
+                raise TrainingError(
+                    f"the loss is {loss} at step {step} (epoch {step // self.steps_per_epoch}), "
+                    f"images {', '.join(names)}, ... ({len(indices)} in the batch: "
+                    f"{indices.tolist()[:64]})",
+                    "The last good checkpoint is kept. Try a lower learning rate, clip-grad, or no "
+                    "float16; if one image is to blame, remove it.",
+                )
+            self.losses.append(loss)
+        self.pending.clear()
+
+    def _end_epoch(self) -> None:
+        """Evaluate, where the recipe wants it, and keep what came out."""
+        self._check_losses()
+        step = self.state.step
+        epoch = -(-step // self.steps_per_epoch)  # a part of an epoch at the end counts as one
+        losses, self.losses = self.losses, []
+        if epoch % self.task.recipe.eval_epochs and step < self.steps:
+            return
+        total, count = self.world.sum([sum(losses), len(losses)])
+        row: dict[str, Any] = {
+            "epoch": step / self.steps_per_epoch,
+            "step": step,
+            "train_loss": total / count,
+            "lr": self.state.learning_rate,
+            **self._evaluate(),
+            "flops": self._flops(),
+            "images_per_second": self._speed(),
+            "seconds": self._seconds(),
+        }
+        self.history.append(row)
+        judged = "ema_top1" if "ema_top1" in row else "top1"
+        if not self.best or row[judged] > self.best["top1"]:
+            self.best = {"step": step, "epoch": row["epoch"], "top1": row[judged]}
+            if self.world.is_main:
+                export(self.state.best_model(), self.folder / "best", force=True)
+        if self.logs:
+            self.logs.epoch(self.history)
+        self.since = (step, time.monotonic())
+        self._tell(Scores(top1=row["top1"], top5=row["top5"], loss=row["loss"]))
+
+    def _evaluate(self) -> dict[str, float]:
+        self.world.same_buffers(self.state.model)
+        scores: dict[str, float] = {}
+        for prefix, model in (("", self.state.model), ("ema_", self.state.averaged)):
+            if model is not None:
+                found = evaluate(model, self.test, self.world, self.state.autocast())
+                scores |= {prefix + name: value for name, value in found.to_json().items()}
+        return scores
+
+    def _due(self, epoch_ends: bool) -> bool:
+        """Time to save."""
+        elapsed = time.monotonic() - self.saved_at
+        epoch = self.state.step // self.steps_per_epoch
+        return elapsed > 60 * self.machine.checkpoint_minutes or (
+            epoch_ends
+            and epoch % self.machine.checkpoint_epochs == 0
+            and self.save_seconds <= self.machine.checkpoint_share * elapsed
+        )
+
+    def _save(self) -> None:
+        self._check_losses()  # never save what came out of a loss that is not finite
+        began = time.monotonic()
+        if self.world.is_main:
+            tensors, facts = self.state.saved()
+            facts |= {
+                "task": self.task.to_json(),
+                "history": self.history,
+                "best": self.best,
+                "losses": self.losses,
+                "seconds": self._seconds(),
+            }
+            save_checkpoint(
+                self.folder / CHECKPOINTS,
+                self.state.step,
+                tensors,
+                facts,
+                keep=self.machine.keep,
+            )
+        self.saved_at = time.monotonic()
+        self.save_seconds = self.saved_at - began
+
+    def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The same checkpoint for every process: the one the main process finds whole."""
+        found = latest_checkpoint(self.folder / CHECKPOINTS)
+        if self.world.size > 1:
+            step = self.world.tell(lambda: found[1]["step"] if found else None)
+            assert (found[1]["step"] if found else None) == step, "processes see different disks"
+        return found
+
+    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        assert facts["task"] == _plain(self.task.to_json()), "a checkpoint of another task"
+        self.state.restore(tensors, facts)
+        self.history, self.best = facts["history"], facts["best"]
+        self.losses, self.seconds_before = facts["losses"], facts["seconds"]
+
+    def _tell(self, scores: Scores | None = None) -> None:
+        now = time.monotonic()
+        if not self.world.is_main or (scores is None and now - self.told_at < 0.25):
+            return
+        self.told_at = now
+        loss = self.losses[-1] if self.losses else self.history[-1]["train_loss"]
+        self.observe(
+            Progress(
+                step=self.state.step,
+                steps=self.steps,
+                epoch=(self.state.step - 1) // self.steps_per_epoch,
+                epochs=self.task.epochs,
+                loss=loss,
+                lr=self.state.learning_rate,
+                images_per_second=self._speed(),
+                scores=scores,
+            )
+        )
+
+    def _log_step(self) -> None:
+        if self.logs:
+            self._check_losses()
+            self.logs.step(
+                {
+                    "step": self.state.step,
+                    "epoch": self.state.step / self.steps_per_epoch,
+                    "loss": self.losses[-1],
+                    "lr": self.state.learning_rate,
+                    "flops": self._flops(),
+                    "images_per_second": self._speed(),
+                    "seconds": self._seconds(),
+                }
+            )
+
+    def _flops(self) -> float:
+        before, per_image = self.flops
+        return before + per_image * self.state.step * self.task.recipe.batch_size
+
+    def _speed(self) -> float:
+        step, since = self.since
+        elapsed = time.monotonic() - since
+        done = (self.state.step - step) * self.task.recipe.batch_size
+        if done:
+            self.last_speed = done / max(elapsed, 1e-9)
+        return getattr(self, "last_speed", 0.0)
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.began
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))

@@ -1,0 +1,47 @@
+"""What is minimised: cross-entropy, and with a teacher DeiT's distillation."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
+
+from rbdc.recipes import Recipe
+
+
+class Objective:
+    """The loss of a batch. A distilled model (with a distillation token) gives two outputs in
+    training: the class token's learns from the labels, the other from the teacher."""
+
+    def __init__(self, recipe: Recipe, teacher: nn.Module | None) -> None:
+        self.recipe, self.teacher = recipe, teacher
+
+    def prepare(self, model: Any) -> None:
+        """With a teacher, a distilled model is to give both outputs."""
+        if self.teacher is not None and hasattr(model, "set_distilled_training"):
+            model.set_distilled_training(True)
+
+    def __call__(
+        self, output: Tensor | tuple[Tensor, Tensor], images: Tensor, targets: Tensor
+    ) -> Tensor:
+        own, distilled = output if isinstance(output, tuple) else (output, output)
+        loss = cross_entropy(own.float(), targets, label_smoothing=self.recipe.smoothing)
+        if self.teacher is None:
+            return loss
+        with torch.no_grad():
+            taught = self.teacher(images).float()
+        alpha, tau = self.recipe.distillation_alpha, self.recipe.distillation_tau
+        if self.recipe.distillation == "hard":
+            lesson = cross_entropy(distilled.float(), taught.argmax(dim=1))
+        else:  # as DeiT has it: the mean over batch and classes of tau^2 KL
+            lesson = (
+                kl_div(
+                    log_softmax(distilled.float() / tau, dim=1),
+                    log_softmax(taught / tau, dim=1),
+                    reduction="sum",
+                    log_target=True,
+                )
+                * tau**2
+                / distilled.numel()
+            )
+        return (1 - alpha) * loss + alpha * lesson

@@ -1,0 +1,104 @@
+"""Optimizer and schedule, by timm; and the optimizer's state by parameter name."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
+from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rbdc.errors import RecipeError, nearest
+from rbdc.recipes import Recipe
+from rbdc.training.task import Task
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
+    """timm's optimizer of that name, in torch's fused version where there is one."""
+    if recipe.opt not in list_optimizers():
+        raise RecipeError(
+            f"timm has no optimizer called {recipe.opt!r}",
+            nearest(recipe.opt, list_optimizers()) or "timm.optim.list_optimizers() lists them.",
+        )
+    known = inspect.signature(get_optimizer_info(recipe.opt).opt_class.__init__).parameters
+    options: dict[str, Any] = {}
+    device = next(model.parameters()).device.type
+    if "fused" in known and device in ("cpu", "cuda"):
+        options["fused"] = True
+    if recipe.opt_eps is not None:
+        options["eps"] = recipe.opt_eps
+    if recipe.opt_betas is not None:
+        options["betas"] = recipe.opt_betas
+    try:
+        optimizer: Optimizer = create_optimizer_v2(
+            model,
+            opt=recipe.opt,
+            lr=recipe.learning_rate,
+            weight_decay=recipe.weight_decay,
+            momentum=recipe.momentum,
+            filter_bias_and_bn=recipe.filter_bias_and_bn,
+            **options,
+        )
+    except Exception as error:  # an optional package that is missing, an option it does not take
+        raise RecipeError(
+            f"timm cannot make the optimizer {recipe.opt}: {error}", "Choose another --opt."
+        ) from error
+    return optimizer
+
+
+def make_schedule(optimizer: Optimizer, task: Task, steps_per_epoch: int) -> Scheduler:
+    """timm's schedule, with time in updates: `step(update)` sets the rate of that update."""
+    recipe, total = task.recipe, task.steps(steps_per_epoch)
+    schedule, _ = create_scheduler_v2(
+        optimizer,
+        sched=recipe.sched if task.anneal else "step",
+        num_epochs=total,
+        warmup_epochs=min(total, round(task.warmup_epochs * steps_per_epoch)),
+        warmup_lr=recipe.warmup_lr,
+        min_lr=recipe.min_lr,
+        decay_epochs=max(1, round(recipe.decay_epochs * steps_per_epoch)),
+        decay_rate=recipe.decay_rate if task.anneal else 1.0,
+    )
+    return schedule
+
+
+def optimizer_state(
+    model: nn.Module, optimizer: Optimizer
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimizer's state: tensors by 'parameter/slot', and plain numbers for JSON."""
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        for slot, value in optimizer.state.get(parameter, {}).items():
+            target: dict[str, Any] = tensors if isinstance(value, Tensor) else numbers
+            target[f"{name}/{slot}"] = value
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    return tensors, {"numbers": numbers, "groups": groups}
+
+
+def restore_optimizer(
+    model: nn.Module,
+    optimizer: Optimizer,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+) -> None:
+    """Put back what `optimizer_state` gave; a tensor like its parameter gets its layout."""
+    parameters = dict(model.named_parameters())
+    state = optimizer.state_dict()
+    order = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    for key, value in {**tensors, **facts["numbers"]}.items():
+        name, _, slot = key.rpartition("/")
+        state["state"].setdefault(order.index(id(parameters[name])), {})[slot] = value
+    for group, saved in zip(state["param_groups"], facts["groups"], strict=True):
+        group.update(saved)
+    optimizer.load_state_dict(state)
+    for parameter, slots in optimizer.state.items():
+        for slot, value in slots.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                slots[slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

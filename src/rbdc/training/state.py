@@ -1,0 +1,170 @@
+"""What changes while a model trains: weights, their average, the optimizer, the step."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.utils import ModelEmaV3, dispatch_clip_grad
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rbdc.data import Batch, derive_seed
+from rbdc.models import build, build_empty
+from rbdc.training.machine import Machine
+from rbdc.training.objective import Objective
+from rbdc.training.optimizer import (
+    make_optimizer,
+    make_schedule,
+    optimizer_state,
+    restore_optimizer,
+)
+from rbdc.training.task import Task
+from rbdc.training.world import World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """What a training begins with."""
+
+    model: nn.Module
+    averaged: Mapping[str, Tensor] | None = None
+    """The moving average, where the parents had one; else it begins with the weights."""
+    optimizer: tuple[Mapping[str, Tensor], Mapping[str, Any]] | None = None
+    """The optimizer's state, where it is carried over from the parents."""
+
+
+def initial_weights(task: Task) -> Start:
+    """A leaf: the architecture's own initialisation, drawn from the task's seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(task.seed, "weights"))
+        return Start(model=build(task.model))
+
+
+class State:
+    """A model in training."""
+
+    def __init__(
+        self,
+        task: Task,
+        start: Start | None,
+        device: torch.device,
+        machine: Machine,
+        world: World,
+        teacher: nn.Module | None,
+        steps_per_epoch: int,
+    ) -> None:
+        """Without a start, the weights are whatever memory held: `restore` follows."""
+        recipe = task.recipe
+        self.task, self.device, self.world, self.step = task, device, world, 0
+        self.model = (start.model if start else build_empty(task.model)).to(device)
+        wish = machine.channels_last
+        self.channels_last = device.type == "cuda" if wish is None else wish
+        if self.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)
+        if recipe.sync_bn and world.size > 1:
+            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        self.objective = Objective(recipe, teacher.to(device).eval() if teacher else None)
+        self.objective.prepare(self.model)
+        self.ema = (
+            ModelEmaV3(self.model, decay=recipe.model_ema_decay, use_warmup=recipe.model_ema_warmup)
+            if recipe.model_ema
+            else None
+        )
+        self.optimizer = make_optimizer(self.model, recipe)
+        if start and start.optimizer is not None:
+            self._restore_optimizer(*start.optimizer)
+        if start and start.averaged is not None and self.ema:
+            self.ema.module.load_state_dict(dict(start.averaged))
+        self.schedule = make_schedule(self.optimizer, task, steps_per_epoch)
+        self.scaler = torch.amp.GradScaler(
+            device.type, enabled=recipe.amp and recipe.amp_dtype == "float16"
+        )
+        self.forward: Any = self.model
+        if machine.compile:
+            self.forward = torch.compile(self.forward)
+        if world.size > 1:
+            self.forward = DistributedDataParallel(self.forward)
+
+    def models(self) -> list[nn.Module]:
+        return [self.model, *([self.ema.module] if self.ema else [])]
+
+    @property
+    def averaged(self) -> nn.Module | None:
+        return self.ema.module if self.ema else None
+
+    def best_model(self) -> nn.Module:
+        """The one to use: the moving average, where there is one."""
+        return self.averaged or self.model
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the last update."""
+        return float(max(group["lr"] for group in self.optimizer.param_groups))
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        recipe = self.task.recipe
+        if not recipe.amp:
+            return nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, recipe.amp_dtype))
+
+    def update(self, micro: Sequence[Batch]) -> Tensor:
+        """One step of the optimizer on this process's share of a batch; the loss, not yet read."""
+        recipe = self.task.recipe
+        # dropout and its kin: a function of the seed and the step, so no state needs saving
+        torch.manual_seed(derive_seed(self.task.seed, "step", self.step, self.world.rank))
+        self.model.train()
+        self.schedule.step(self.step)
+        losses = []
+        for number, batch in enumerate(micro):
+            with ExitStack() as stack:
+                if self.world.size > 1 and number < len(micro) - 1:
+                    stack.enter_context(self.forward.no_sync())
+                with self.autocast():
+                    images = batch.images
+                    if self.channels_last:
+                        images = images.contiguous(memory_format=torch.channels_last)
+                    loss = self.objective(self.forward(images), images, batch.targets)
+                self.scaler.scale(loss / len(micro)).backward()
+            losses.append(loss.detach())
+        if recipe.clip_grad is not None:
+            self.scaler.unscale_(self.optimizer)
+            dispatch_clip_grad(self.model.parameters(), recipe.clip_grad, mode=recipe.clip_mode)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.step += 1
+        if self.ema:
+            self.ema.update(self.model, step=self.step)
+        return torch.stack(losses).mean()
+
+    def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that a later sitting needs: tensors, and facts for JSON."""
+        moments, facts = optimizer_state(self.model, self.optimizer)
+        tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
+        if self.ema:
+            tensors |= {f"ema/{name}": t for name, t in self.ema.module.state_dict().items()}
+        return tensors, {"optimizer": facts, "scaler": self.scaler.state_dict()}
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        self.step = facts["step"]
+        self.model.load_state_dict(part(tensors, "model/"))
+        if self.ema:
+            self.ema.module.load_state_dict(part(tensors, "ema/"))
+        self._restore_optimizer(part(tensors, "optimizer/"), facts["optimizer"])
+        if facts["scaler"]:
+            self.scaler.load_state_dict(facts["scaler"])
+
+    def _restore_optimizer(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        restore_optimizer(self.model, self.optimizer, tensors, facts)
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors under a prefix, without it."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,92 @@
+"""What is trained: everything that decides the result, and nothing else."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from timm.data import resolve_data_config
+from torch import nn
+
+from rbdc.data import DataSet, ImageFormat, ImageSet
+from rbdc.errors import DataError
+from rbdc.models import ModelSpec, build_meta
+from rbdc.recipes import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """One training. Two equal tasks on equal data from equal weights give equal models."""
+
+    model: ModelSpec
+    recipe: Recipe
+    epochs: float
+    seed: int
+    warmup_epochs: float
+    anneal: bool = True
+    """Whether the learning rate follows the recipe's schedule to its end, or stays at its peak
+    after warm-up, for a model that another training goes on with."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "model": self.model.to_json(), "recipe": self.recipe.to_json()}
+
+    def steps(self, steps_per_epoch: int) -> int:
+        """Updates in all; an epoch may be a fraction."""
+        return max(1, round(self.epochs * steps_per_epoch))
+
+
+def fit_to_data(spec: ModelSpec, data: DataSet, recipe: Recipe) -> ModelSpec:
+    """The model for this data: its classes, and for images in memory their size and channels."""
+    arguments = dict(spec.arguments)
+    known = len(data.class_names)
+    if arguments.setdefault("num_classes", known) != known:
+        raise DataError(
+            f"the model has {arguments['num_classes']} classes and {data.name} has {known}",
+            "Leave num_classes out: it follows from the data.",
+        )
+    if isinstance(data.train, ImageSet):
+        channels, height, width = data.train.images.shape[1:]
+        arguments.setdefault("in_chans", channels)
+        if recipe.batched:
+            arguments.setdefault("img_size", height if height == width else [height, width])
+    for name, rate in (("drop_rate", recipe.drop), ("drop_path_rate", recipe.drop_path)):
+        if rate:
+            arguments.setdefault(name, rate)
+    return replace(spec, arguments=arguments)
+
+
+def image_format(spec: ModelSpec, recipe: Recipe, data: DataSet) -> ImageFormat:
+    """What the model takes, by its own record and the recipe."""
+    record: dict[str, Any] = build_meta(spec).pretrained_cfg  # type: ignore[assignment]
+    config = resolve_data_config(pretrained_cfg=record)
+    channels, height, width = record["input_size"]
+    if channels not in (1, 3):
+        raise DataError(
+            f"the model takes images of {channels} channels", "Images have 1 or 3: set in_chans."
+        )
+    whole = isinstance(data.train, ImageSet)  # small images are shown whole
+    crop_pct = recipe.crop_pct or (1.0 if whole else config["crop_pct"])
+    mean, std = recipe.mean or tuple(config["mean"]), recipe.std or tuple(config["std"])
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) != channels:
+            raise DataError(
+                f"{name} has {len(values)} values and the model takes {channels} channels",
+                "Give one value a channel.",
+            )
+    return ImageFormat(
+        channels=channels,
+        height=height,
+        width=width,
+        mean=mean,
+        std=std,
+        crop_pct=crop_pct,
+        interpolation=config["interpolation"],
+    )
+
+
+def describe_images(model: nn.Module, image: ImageFormat) -> None:
+    """Let the model carry how its images were prepared: timm then prepares them likewise."""
+    model.pretrained_cfg.update(  # type: ignore[operator,union-attr]
+        mean=image.mean,
+        std=image.std,
+        crop_pct=image.crop_pct,
+        interpolation=image.interpolation,
+    )
