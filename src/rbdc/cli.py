@@ -1,4 +1,4 @@
-"""The command line: `rbdc plan`, `rbdc couple`.
+"""The command line: `rbdc plan`, `rbdc train`, `rbdc status`, `rbdc couple`.
 
 One thin function a command; what needs torch is imported when the command runs, so that --help
 answers at once. A user's mistake ends with two lines on stderr and exit code 2.
@@ -7,14 +7,18 @@ answers at once. A user's mistake ends with two lines on stderr and exit code 2.
 import json
 import os
 import sys
+from argparse import SUPPRESS
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_type_hints
 
-from jsonargparse import ArgumentParser, Namespace
+import yaml
+from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 
 from rbdc import __version__
-from rbdc.errors import RbdcError, nearest
+from rbdc.errors import Interrupted, RbdcError, nearest
+from rbdc.recipes import Machine, Recipe, Request, field_help, read_recipe, split_settings
 
 
 class _Parser(ArgumentParser):
@@ -32,8 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         parsed = _parser().parse_args(list(sys.argv[1:] if arguments is None else arguments))
-        command = {"plan": _plan, "couple": _couple}[parsed.subcommand]
-        command(parsed[parsed.subcommand])
+        command = {"plan": _plan, "train": _train, "status": _status, "couple": _couple}
+        command[parsed.subcommand](parsed[parsed.subcommand])
+    except Interrupted as interruption:
+        print(f"{interruption}; saved. The same command goes on from there.", file=sys.stderr)
+        return 75  # EX_TEMPFAIL: try again later
     except RbdcError as error:
         print(f"error: {error.problem}\n{error.remedy}", file=sys.stderr)
         return 2
@@ -70,6 +77,87 @@ def _plan(options: Namespace) -> None:
         print(json.dumps(plan.to_json(), indent=2))
     else:
         _print(plan_table(plan))
+
+
+def _train(options: Namespace) -> None:
+    from rbdc.report.live import LiveRun
+    from rbdc.report.run import result_lines
+    from rbdc.training import join_world
+    from rbdc.training.world import leave_world
+    from rbdc.tree import prepare
+
+    given = _given(options, Request) | _given(options, Recipe)
+    name = options.recipe or _default_recipe(given)
+    request, recipe = split_settings(read_recipe(name), given)
+    machine = Machine(**_given(options, Machine))
+    output = options.output or Path("runs") / Path(name).stem
+    world = join_world()
+    try:
+        prepared = prepare(request, recipe)
+        if world.is_main:
+            _introduce(prepared, name, output)
+        if options.dry_run:
+            return
+        with LiveRun(prepared.tree, _console(quiet=not world.is_main)) as live:
+            result = prepared.run(
+                output, machine=machine, watch=live, jobs=options.jobs, world=world
+            )
+        if world.is_main:
+            print("\n" + "\n".join(result_lines(result, output)))
+    finally:
+        leave_world()
+
+
+def _introduce(prepared: Any, name: str, output: Path) -> None:
+    from rbdc.report import plan_table
+
+    recipe, data = prepared.recipe, prepared.data
+    _print(plan_table(prepared.plan))
+    print(
+        f"recipe {name}: {recipe.opt}, learning rate {recipe.learning_rate:.3g} at a batch of "
+        f"{recipe.batch_size}, transition {', '.join(prepared.request.transition)}\n"
+        f"data {data.name}: {len(data.train):,} training and {len(data.test):,} test images, "
+        f"{len(data.class_names)} classes\n"
+        f"output {output}\n"
+    )
+    for image in data.skipped:
+        print(f"skipped, cannot be decoded: {image}")
+
+
+def _default_recipe(given: dict[str, Any]) -> str:
+    """The demo; or for a model that is named, its family's."""
+    if "model" not in given:
+        return "demo"
+    from rbdc.models import as_spec, family
+
+    return family(as_spec(given["model"])).recipe
+
+
+def _given(options: Namespace, settings: type) -> dict[str, Any]:
+    """What the command line says of a settings dataclass; what it does not say is not there."""
+    said = {field.name: options[field.name] for field in fields(settings) if field.name in options}
+    for name, value in said.items():
+        if name == "model_kwargs":
+            said[name] = _keyword_arguments(value)
+        elif isinstance(value, list):
+            said[name] = _sequence(value)
+    return said
+
+
+def _sequence(words: Sequence[str]) -> tuple[Any, ...] | None:
+    """`0.08 1.0`, `0.08,1.0` or `[0.08, 1.0]` as numbers; `null` as none at all."""
+    values = yaml.safe_load("[" + ",".join(words).strip("[]") + "]")
+    return None if values == [None] else tuple(values)
+
+
+def _status(options: Namespace) -> None:
+    from rbdc.report.run import run_status, status_table
+
+    status = run_status(options.run)
+    if options.json:
+        print(json.dumps(status, indent=2))
+    else:
+        _print(status_table(status))
 
 
 def _couple(options: Namespace) -> None:
@@ -133,6 +221,8 @@ def _parser() -> ArgumentParser:
     )
     commands = parser.add_subcommands(required=True)
     commands.add_subcommand("plan", _plan_parser(), help="what a training will cost, by level")
+    commands.add_subcommand("train", _train_parser(), help="a wide model by RBDC, resumable")
+    commands.add_subcommand("status", _status_parser(), help="how far a run is")
     commands.add_subcommand("couple", _couple_parser(), help="two models into one twice as wide")
     return parser
 
@@ -179,6 +269,49 @@ def _plan_parser() -> ArgumentParser:
     add("--model-kwargs", type=str, nargs="*", default=[], metavar="K=V", help=_MODEL_KWARGS)
     add("--json", action="store_true", help="print the plan as JSON")
     add("--plot", type=Path, help="draw the budget by level (.png, .svg or .pdf)")
+    return parser
+
+
+def _train_parser() -> ArgumentParser:
+    parser = _Parser(
+        description="Train a wide model by RBDC: leaves, couplings, target. Give the same command "
+        "again to go on with a run that was stopped.",
+        epilog="rbdc train --model deit_base_patch16_224 --data PATH --steps 2 --budget 0.7",
+    )
+    add = parser.add_argument
+    add("--recipe", type=str, help="a shipped recipe or a YAML file; options override it")
+    add("--output", type=Path, help="the run's folder; by default runs/RECIPE")
+    add("--jobs", type=int, help="siblings side by side; by default 1, on a CPU what is faster")
+    add("--dry-run", action="store_true", help="check and print the plan, train nothing")
+    for title, settings in (
+        ("What to train", Request),
+        ("How to train it (the recipe, by timm's names)", Recipe),
+        ("On what", Machine),
+    ):
+        _add_settings(parser.add_argument_group(title), settings)
+    return parser
+
+
+def _add_settings(group: Any, settings: type) -> None:
+    """An option for each field; without a default, so that what is not said is not there."""
+    hints, texts = get_type_hints(settings), field_help(settings)
+    for field in fields(settings):
+        name, hint = f"--{field.name.replace('_', '-')}", hints[field.name]
+        common = {"default": SUPPRESS, "help": texts[field.name].replace("%", "%%")}
+        if hint is bool:
+            group.add_argument(name, action=ActionYesNo(no_prefix="no-"), **common)
+        elif field.name == "model_kwargs":
+            group.add_argument(name, type=str, nargs="*", metavar="K=V", **common)
+        elif "tuple[" in str(hint):
+            group.add_argument(name, type=str, nargs="+", metavar="X", **common)
+        else:
+            group.add_argument(name, type=hint, **common)
+
+
+def _status_parser() -> ArgumentParser:
+    parser = _Parser(description="How far a run is.", epilog="rbdc status runs/demo")
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
     return parser
 
 
@@ -233,12 +366,15 @@ def _check_picture(path: Path) -> None:
 
 
 def _print(renderable: Any) -> None:
+    _console().print(renderable)
+
+
+def _console(*, quiet: bool = False) -> Any:
     from rich.console import Console
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)  # a file or a pipe: nothing to fit into
-    console.print(renderable)
+    console = Console(quiet=quiet)
+    # a file or a pipe: nothing to fit into
+    return console if console.is_terminal else Console(width=140, quiet=quiet)
 
 
 if __name__ == "__main__":

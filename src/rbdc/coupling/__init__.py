@@ -7,6 +7,7 @@ models into a third), `checks` (what must hold before), `verify` (the proof afte
 from rbdc.coupling.checks import ClassNames, class_names, set_class_names
 from rbdc.coupling.couple import OffDiagonal, couple
 from rbdc.coupling.layout import Axes, Layout, inexact_tensors, layout_of
+from rbdc.coupling.moments import check_slots, couple_moments
 from rbdc.coupling.rules import couple_states, couple_tensor
 from rbdc.coupling.verify import TOLERANCE, CouplingProof, evaluating, verify_coupling
 
@@ -17,8 +18,10 @@ __all__ = [
     "CouplingProof",
     "Layout",
     "OffDiagonal",
+    "check_slots",
     "class_names",
     "couple",
+    "couple_moments",
     "couple_states",
     "couple_tensor",
     "evaluating",

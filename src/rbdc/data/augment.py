@@ -49,7 +49,7 @@ def training_transform(settings: Augmentation, image: ImageFormat) -> Callable[[
         (3, *size),
         is_training=True,
         scale=settings.scale,
-        ratio=settings.ratio,
+        ratio=settings.aspect_ratio,
         hflip=settings.hflip,
         vflip=settings.vflip,
         color_jitter=settings.color_jitter or None,

@@ -14,6 +14,7 @@ from rbdc.models.build import (
     halvings,
     scaled_widths,
     spec_of,
+    timm_builds,
 )
 from rbdc.models.coupled import couple_folders
 from rbdc.models.folder import export, load
@@ -33,4 +34,5 @@ __all__ = [
     "load",
     "scaled_widths",
     "spec_of",
+    "timm_builds",
 ]

@@ -31,6 +31,8 @@ class Family:
     baseline_epochs: int
     """Epochs of standard training that a budget is relative to (paper, Results)."""
     warmup_epochs: int
+    recipe: str
+    """The shipped recipe for it."""
     construct: Callable[[Any, Callable[..., nn.Module], dict[str, Any]], nn.Module] | None = None
     """Where timm's constructor alone does not give the scaled model:
     (model at width 1, timm's constructor, scaled arguments) -> the scaled model."""
@@ -79,6 +81,7 @@ FAMILIES = (
         takes_image_size=True,
         baseline_epochs=300,
         warmup_epochs=5,
+        recipe="deit",
     ),
     Family(
         model_class=ResNet,  # with and without the D stem
@@ -86,6 +89,7 @@ FAMILIES = (
         takes_image_size=False,
         baseline_epochs=90,
         warmup_epochs=2,
+        recipe="resnet50d",
         construct=_construct_resnet,
     ),
 )

@@ -129,8 +129,7 @@ def load(
                 "Give a model name and arguments only with weight files.",
             )
         spec, names = _folder_spec(path)
-        present = [path / name for name in (WEIGHTS, PICKLED_WEIGHTS) if (path / name).exists()]
-        state = _read_state(present[0] if present else path / WEIGHTS, use_ema)
+        state = read_weights(weights_in(path), use_ema)
         _check_sum(path)
     else:
         if model is None:
@@ -138,7 +137,7 @@ def load(
                 f"{path} holds weights only and does not say of which model",
                 "Name the architecture: --model NAME (Python: load(path, model=NAME)).",
             )
-        state, names = _read_state(path, use_ema), None
+        state, names = read_weights(path, use_ema), None
         spec = _spec_of_state(model, dict(arguments or {}), state)
     result = _fill(spec, state, path)
     set_class_names(result, names)
@@ -177,8 +176,8 @@ def _check_tensors(
 
 
 def _folder_spec(folder: Path) -> tuple[ModelSpec, ClassNames | None]:
-    config = _read_json(folder / CONFIG)
-    record = _read_json(folder / RECORD) if (folder / RECORD).exists() else {}
+    config = read_json(folder / CONFIG)
+    record = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
     data = config.get("pretrained_cfg") or {}
     names = config.get("label_names") or data.get("label_names")
     try:
@@ -217,7 +216,14 @@ def _spec_of_state(name: str, arguments: dict[str, Any], state: Mapping[str, Ten
     return max(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _read_state(path: Path, use_ema: bool) -> dict[str, Tensor]:
+def weights_in(folder: Path) -> Path:
+    """Where an exported folder keeps its weights."""
+    pickled = folder / PICKLED_WEIGHTS
+    return pickled if pickled.exists() and not (folder / WEIGHTS).exists() else folder / WEIGHTS
+
+
+def read_weights(path: Path, use_ema: bool = True) -> dict[str, Tensor]:
+    """A state dict from a file, as timm reads it; nothing in the file is executed."""
     if not path.exists():
         raise CheckpointError(
             f"{path} does not exist", "An exported folder holds its weights there."
@@ -240,7 +246,7 @@ def _read_state(path: Path, use_ema: bool) -> dict[str, Tensor]:
     return dict(state)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
@@ -255,7 +261,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_sum(folder: Path) -> None:
-    expected = _read_json(folder / RECORD).get("sha256") if (folder / RECORD).exists() else None
+    expected = read_json(folder / RECORD).get("sha256") if (folder / RECORD).exists() else None
     if expected and expected != sha256_of(folder / WEIGHTS):
         raise CheckpointError(
             f"{folder / WEIGHTS} does not have the checksum written in {RECORD}",

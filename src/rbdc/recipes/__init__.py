@@ -1,21 +1,20 @@
-"""What a training is told (`recipe`), and the recipes that come with the package (YAML)."""
+"""What a training is told, and the recipes that come with the package (YAML).
 
-from rbdc.recipes.recipe import (
-    Augmentation,
-    Recipe,
-    check_names,
-    check_types,
-    field_help,
-    read_recipe,
-    shipped_recipes,
-)
+`recipe` is how a model is trained, `request` what a run is to train, `machine` on what it runs.
+Nothing in this room needs torch.
+"""
+
+from rbdc.recipes.machine import Machine
+from rbdc.recipes.recipe import Augmentation, Recipe, field_help, read_recipe, shipped_recipes
+from rbdc.recipes.request import Request, split_settings
 
 __all__ = [
     "Augmentation",
+    "Machine",
     "Recipe",
-    "check_names",
-    "check_types",
+    "Request",
     "field_help",
     "read_recipe",
     "shipped_recipes",
+    "split_settings",
 ]

@@ -28,8 +28,8 @@ class Augmentation:
 
     scale: tuple[float, float] | None = (0.08, 1.0)
     """random resized crop: range of the area; null for a plain crop (crop-padding)"""
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """random resized crop: range of the aspect ratio"""
+    aspect_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """random resized crop: range of the aspect ratio (timm's ratio)"""
     crop_padding: int = 0
     """without scale: pad by this many pixels and crop at random"""
     hflip: float = 0.5
@@ -195,7 +195,7 @@ class Recipe(Augmentation):
     def of(cls, settings: Mapping[str, Any]) -> Self:
         """A recipe of settings that may come from a file; an unknown name is an error."""
         check_names(settings, [field.name for field in fields(cls)])
-        return cls(**{name: _tupled(value) for name, value in settings.items()})
+        return cls(**plain_settings(settings))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -289,8 +289,11 @@ def describe_type(hint: Any) -> str:
     return "nothing" if hint is type(None) else names.get(hint, str(hint))
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(_tupled(one) for one in value) if isinstance(value, list) else value
+def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As a dataclass takes them: YAML's lists are tuples."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
+    }
 
 
 def _check(

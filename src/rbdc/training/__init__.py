@@ -5,13 +5,11 @@
 
 from rbdc.training.evaluation import Scores, evaluate
 from rbdc.training.loop import Progress, Trained, train
-from rbdc.training.machine import Machine
 from rbdc.training.state import Start, initial_weights
 from rbdc.training.task import Task, fit_to_data, image_format
 from rbdc.training.world import World, join_world
 
 __all__ = [
-    "Machine",
     "Progress",
     "Scores",
     "Start",

@@ -7,7 +7,7 @@ checkpoint. So a training that is stopped anywhere and goes on ends with the sam
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from rbdc.coupling import set_class_names
 from rbdc.data import DataSet, EvaluationBatches, TrainingBatches
 from rbdc.errors import Interrupted, TrainingError
 from rbdc.models import export
+from rbdc.recipes import Machine
 from rbdc.training.checkpoint import latest_checkpoint, save_checkpoint
 from rbdc.training.evaluation import Scores, evaluate
 from rbdc.training.logs import Logs
-from rbdc.training.machine import Machine
+from rbdc.training.machine import torch_device
 from rbdc.training.state import Start, State
 from rbdc.training.task import Task, describe_images, image_format
 from rbdc.training.world import World
@@ -44,6 +45,9 @@ class Progress:
     images_per_second: float
     scores: Scores | None = None
     """At the end of an epoch."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +118,7 @@ class _Session:
         teacher: nn.Module | None,
     ) -> None:
         self.task, self.folder, self.machine, self.world = task, folder, machine, world
-        device = machine.torch_device(world.local_rank)
+        device = torch_device(machine, world.local_rank)
         recipe, image = task.recipe, image_format(task.model, task.recipe, data)
         micro = recipe.grad_accum_steps
         mine = range(world.rank * micro, (world.rank + 1) * micro)

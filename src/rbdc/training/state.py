@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rbdc.data import Batch, derive_seed
 from rbdc.models import build, build_empty
-from rbdc.training.machine import Machine
+from rbdc.recipes import Machine
 from rbdc.training.objective import Objective
 from rbdc.training.optimizer import (
     make_optimizer,

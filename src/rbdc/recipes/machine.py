@@ -1,0 +1,44 @@
+"""On what a training runs. Nothing here is part of what is trained."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rbdc.errors import RecipeError
+from rbdc.recipes.recipe import check_types
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """How a training is carried out: its device, its helpers, and when it saves."""
+
+    device: str = "auto"
+    """cuda, cpu, mps, ...; auto takes the best there is"""
+    threads: int = 0
+    """CPU threads of one training; 0 leaves torch's choice"""
+    workers: int = 2
+    """processes that decode images; images in memory need none"""
+    channels_last: bool | None = None
+    """memory format of convolutional networks; by default on CUDA"""
+    compile: bool = False
+    """torch.compile the model"""
+    checkpoint_minutes: float = 10.0
+    """save at least this often, also within an epoch"""
+    checkpoint_epochs: int = 1
+    """save at the end of every so many epochs"""
+    checkpoint_share: float = 0.01
+    """save at an epoch's end only once saving takes less than this share of the time"""
+    keep: int = 2
+    """checkpoints kept of a model in training"""
+    tensorboard: bool = True
+    """write TensorBoard's event files"""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name, least in (("keep", 1), ("checkpoint_epochs", 1), ("threads", 0), ("workers", 0)):
+            if getattr(self, name) < least:
+                raise RecipeError(
+                    f"{name} is {getattr(self, name)}, expected at least {least}", "Change it."
+                )

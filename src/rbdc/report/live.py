@@ -1,0 +1,126 @@
+"""A run as it goes: bars on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from rbdc.tree import Event, TrainJob, Tree
+
+
+class LiveRun:
+    """Watches a tree being run, and says what happens."""
+
+    def __init__(self, tree: Tree, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self.nodes = {node.job.key: node for node in tree.all}
+        self.work = {  # FLOPs of each training, as planned
+            node.job.key: stage.training_flops / stage.models
+            for node in tree.nodes
+            for stage in tree.plan.stages
+            if stage.level == node.level and isinstance(node.job, TrainJob)
+        }
+        if tree.baseline:
+            self.work[tree.baseline.job.key] = tree.plan.training_flops
+        self.done: dict[str, float] = {}  # share of each training
+        self.began, self.found = time.monotonic(), 0.0
+        self.bars: dict[str, TaskID] = {}
+        self.lines: dict[str, int] = {}
+        self.rich = self.console.is_terminal
+        self.progress = Progress(
+            TextColumn("{task.description}", style="bold"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[what]}"),
+            console=self.console,
+            transient=True,
+            expand=True,
+            disable=not self.rich,
+        )
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        self.whole = self.progress.add_task("tree", total=1.0, what="")
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        node = self.nodes[event.key]
+        name = f"{node.name} (width {node.job.model.width:g})"
+        if event.kind == "found" and event.key in self.work:
+            self.done[event.key] = 1.0
+            self.found += self.work[event.key]
+            self._say(f"{name}: already trained, {_scores(event.result or {})}")
+        elif event.kind == "started" and event.key in self.work:
+            self.bars[event.key] = self.progress.add_task(name, total=1.0, what="")
+        elif event.kind == "progress":
+            self._progress(event, name)
+        elif event.kind == "finished":
+            self.done[event.key] = 1.0
+            if event.key in self.bars:
+                self.progress.remove_task(self.bars.pop(event.key))
+            self._say(f"{name}: {_outcome(event.result or {})}")
+        elif event.kind == "failed":
+            self._say(f"{name}: failed: {event.error.splitlines()[0]}")
+        spent = sum(self.work.get(key, 0.0) * share for key, share in self.done.items())
+        share = spent / sum(self.work.values())
+        self.progress.update(self.whole, completed=share, what=f"left {self._left(spent)}")
+
+    def _progress(self, event: Event, name: str) -> None:
+        p = event.progress
+        assert p is not None
+        share = p.step / p.steps
+        self.done[event.key] = share
+        what = (
+            f"epoch {p.epoch + 1}/{p.epochs:.4g}  loss {p.loss:.3f}  "
+            f"{p.images_per_second:,.0f} images/s"
+        )
+        if self.rich:
+            self.progress.update(self.bars[event.key], completed=share, what=what)
+        if p.scores is not None and not self.rich:
+            spent = sum(self.work.get(key, 0.0) * done for key, done in self.done.items())
+            self._say(
+                f"Train {name}: {what}  lr {p.lr:.2e}  top-1 {p.scores.top1:.2%}  "
+                f"left {self._left(spent)}"
+            )
+
+    def _left(self, spent: float) -> str:
+        """Time to the end of the whole tree, at this sitting's FLOPs a second."""
+        here = spent - self.found
+        if here <= 0:
+            return "?"
+        rate = here / (time.monotonic() - self.began)
+        return _duration((sum(self.work.values()) - spent) / rate)
+
+    def _say(self, text: str) -> None:
+        self.console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def _scores(result: Mapping[str, Any]) -> str:
+    return f"top-1 {result['top1']:.2%}" if "top1" in result else ""
+
+
+def _outcome(result: Mapping[str, Any]) -> str:
+    if result.get("kind") == "couple":
+        return (
+            f"{_scores(result)} before any step (proof {result['proof_error']:.0e}, "
+            f"drift of the norms {result['norm_drift']:.0e})"
+        )
+    return f"{_scores(result)} after {_duration(result['seconds'])}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

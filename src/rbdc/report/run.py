@@ -1,0 +1,130 @@
+"""A run's folder for people: its state, and at the end its result."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from rbdc.errors import RunError
+from rbdc.report.plan import readable_flops
+from rbdc.tree.lock import holder
+from rbdc.tree.run import RUN
+from rbdc.tree.store import FAILED, PROGRESS, RESULT, read_json
+
+
+def run_status(folder: Path) -> dict[str, Any]:
+    """What is done, running, waiting and failed in a run's folder."""
+    run = read_json(folder / RUN)
+    if run is None:
+        raise RunError(f"{folder} holds no run", f"A run's folder has a {RUN}.")
+    owner = holder(folder)
+    nodes = [_node_status(folder, node, owner is not None) for node in run["nodes"]]
+    tree = [node for node in nodes if node["name"] != "standard"]
+    plan = run["request"]["plan"]
+    spent = sum(node["flops"] for node in tree)
+    return {
+        "folder": str(folder),
+        "model": plan["model"],
+        "running": owner,
+        "nodes": nodes,
+        "spent_flops": spent,
+        "planned_flops": plan["training_flops"],
+        "baseline_flops": plan["baseline_flops"],
+        "result": read_json(folder / RESULT),
+    }
+
+
+def _node_status(folder: Path, node: Mapping[str, Any], someone_runs: bool) -> dict[str, Any]:
+    place = folder / node["folder"]
+    result, failed = read_json(place / RESULT), read_json(place / FAILED)
+    progress = read_json(place / PROGRESS)
+    status: dict[str, Any] = {
+        name: node[name] for name in ("name", "kind", "level", "width", "folder", "key")
+    }
+    status |= {"state": "waiting", "flops": 0.0, "epochs": node.get("epochs"), "top1": None}
+    if result:
+        status |= {"state": "done", "top1": result["top1"], "seconds": result["seconds"]}
+        status["flops"] = result.get("training_flops", 0.0)
+    elif failed:
+        status |= {"state": "failed", "error": failed["error"]}
+    elif place.exists():
+        status["state"] = "running" if someone_runs else "stopped"
+    if progress and not result:
+        status |= {"progress": progress, "top1": (progress["scores"] or {}).get("top1")}
+        status["flops"] = node["flops"] * progress["step"] / progress["steps"]
+    return status
+
+
+_MARKS = {"done": "✓", "running": "▶", "stopped": "‖", "waiting": "·", "failed": "✗"}
+
+
+def status_table(status: Mapping[str, Any]) -> RenderableType:
+    """The tree, target first, with the state of each model and of each coupling."""
+    table = Table(box=SIMPLE, pad_edge=False)
+    for column in ("", "model", "state"):
+        table.add_column(column, no_wrap=True)
+    for column in ("epochs", "top-1", "FLOPs"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for node in reversed(status["nodes"]):
+        name = "  " * node["level"] + f"{node['name']}, width {node['width']:g}"
+        table.add_row(
+            _MARKS[node["state"]],
+            escape(name),
+            _state(node),
+            f"{node['epochs']:.4g}" if node["epochs"] else "",
+            f"{node['top1']:.2%}" if node["top1"] is not None else "",
+            readable_flops(node["flops"]) if node["flops"] else "",
+        )
+    share = status["spent_flops"] / status["planned_flops"]
+    lines = [
+        f"spent {readable_flops(status['spent_flops'])} of "
+        f"{readable_flops(status['planned_flops'])} planned ({share:.1%})"
+    ]
+    if owner := status["running"]:
+        lines.append(f"run by process {owner.get('pid')} on {owner.get('host')}")
+    lines += [
+        f"{node['name']}: {node['error']}" for node in status["nodes"] if node["state"] == "failed"
+    ]
+    return Group(table, *(Text(line) for line in lines))
+
+
+def _state(node: Mapping[str, Any]) -> str:
+    progress = node.get("progress")
+    if progress and node["state"] in ("running", "stopped"):
+        share = progress["step"] / progress["steps"]
+        return f"{node['state']} {share:.0%}"
+    return str(node["state"])
+
+
+def result_lines(result: Mapping[str, Any], output: Path) -> list[str]:
+    """What `rbdc train` says at the end: whoever won."""
+    flops = readable_flops(result["training_flops"])
+    lines = [f"RBDC:      top-1 {result['top1']:.2%} with {flops} for all models of the tree"]
+    if standard := result.get("standard"):
+        gap = 100 * (result["top1"] - standard["top1"])
+        verdict = (
+            "no difference"
+            if gap == 0
+            else f"{abs(gap):.2f} points {'more' if gap > 0 else 'less'}"
+        )
+        lines += [
+            f"standard:  top-1 {standard['top1']:.2%} with "
+            f"{readable_flops(standard['training_flops'])} for the target alone",
+            f"           {verdict} for RBDC at the same FLOPs; one seed, so a hint, not a result",
+        ]
+    if result["teacher_flops"]:
+        lines.append(
+            f"teacher:   {readable_flops(result['teacher_flops'])} more, not counted above"
+        )
+    model = output / "model"
+    how = (
+        f'timm.create_model("local-dir:{model}", pretrained=True)'
+        if result["timm_loads"]
+        else f'rbdc.load("{model}")'
+    )
+    return [*lines, "", f"look at    rbdc status {output}", f"load with  {how}"]

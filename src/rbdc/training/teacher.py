@@ -1,0 +1,77 @@
+"""The teacher of a distillation: an exported folder, or a timm model with a weight file."""
+
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from rbdc.data import ImageFormat
+from rbdc.errors import ModelError, RecipeError, nearest
+from rbdc.models import load
+from rbdc.models.folder import read_json, read_weights, sha256_of, weights_in
+from rbdc.recipes import Recipe
+
+
+def load_teacher(recipe: Recipe, image: ImageFormat, classes: int) -> tuple[nn.Module, str] | None:
+    """The teacher, and the SHA-256 of its weights; None where nothing is distilled."""
+    if recipe.distillation == "none" or recipe.teacher is None:
+        return None
+    place = Path(recipe.teacher)
+    if place.is_dir():
+        file = weights_in(place)
+        teacher = load(place) if (place / "rbdc.json").exists() else _of_folder(place, file)
+    elif timm.is_model(recipe.teacher):
+        if recipe.teacher_path is None:
+            raise RecipeError(
+                f"the teacher {recipe.teacher} has no weights", "Give them: --teacher-path FILE."
+            )
+        file = Path(recipe.teacher_path)
+        arguments = {"num_classes": classes, "in_chans": image.channels}
+        teacher = _filled(timm.create_model(recipe.teacher, **arguments), file)
+    else:
+        raise RecipeError(
+            f"the teacher {recipe.teacher!r} is neither a folder nor a timm model",
+            nearest(recipe.teacher, timm.list_models()) or "Give an exported folder.",
+        )
+    _check(teacher.eval(), image, classes)
+    return teacher.requires_grad_(False), sha256_of(file)
+
+
+def _of_folder(folder: Path, file: Path) -> nn.Module:
+    config = read_json(folder / "config.json")
+    arguments = {"num_classes": config.get("num_classes"), **(config.get("model_args") or {})}
+    try:
+        model = timm.create_model(config["architecture"], **arguments)
+    except Exception as error:  # a folder may say anything
+        raise ModelError(
+            f"timm cannot build the teacher in {folder}: {error}", "Check it."
+        ) from None
+    return _filled(model, file)
+
+
+def _filled(model: Any, file: Path) -> nn.Module:
+    try:
+        model.load_state_dict(read_weights(file, use_ema=True))
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RecipeError(f"{file} does not fit the teacher: {reason}", "Check both.") from None
+    return model  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _check(teacher: nn.Module, image: ImageFormat, classes: int) -> None:
+    try:
+        found = teacher(torch.zeros(2, image.channels, image.height, image.width)).shape
+    except Exception as error:  # whatever the model does with images it cannot take
+        raise RecipeError(
+            f"the teacher cannot take {image.channels} x {image.height} x {image.width} images: "
+            f"{error}",
+            "A teacher sees the student's images: take one of that size.",
+        ) from None
+    if tuple(found) != (2, classes):
+        raise RecipeError(
+            f"the teacher gives {tuple(found[1:])} logits and the data has {classes} classes",
+            "Take a teacher of the same classes.",
+        )

@@ -1,0 +1,63 @@
+"""One run at a time in a folder, and who it is."""
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rbdc.errors import RunError
+
+LOCK = "run.lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; if someone else does, name them. A process that dies, however it
+    dies, holds it no more."""
+    with (folder / LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(
+                f"{folder} is in use by another run: {_describe(file.name)}",
+                "Wait for it or stop it, or choose another folder.",
+            ) from None
+        file.truncate(0)
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}))
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def holder(folder: Path) -> dict[str, Any] | None:
+    """Who holds the folder's lock, or None."""
+    try:
+        with (folder / LOCK).open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return _content(file.read())
+    except OSError:
+        pass
+    return None
+
+
+def _content(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _describe(path: str) -> str:
+    who = _content(Path(path).read_text())
+    return f"process {who.get('pid', '?')} on {who.get('host', '?')} since {who.get('since', '?')}"

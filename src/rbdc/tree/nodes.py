@@ -1,0 +1,118 @@
+"""The tree of a plan: which jobs there are, and each one's place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rbdc.budget import Plan
+from rbdc.data import DataSet, derive_seed
+from rbdc.recipes import Recipe
+from rbdc.training import Task
+from rbdc.tree.jobs import CoupleJob, Job, TrainJob
+from rbdc.tree.transition import TransitionName, transitions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A job's place in the tree."""
+
+    name: str
+    level: int
+    """0 is the target's."""
+    job: Job
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tree:
+    """All jobs of a run, parents before children, the target last but for standard training."""
+
+    plan: Plan
+    nodes: tuple[Node, ...]
+    baseline: Node | None = None
+
+    @property
+    def target(self) -> Node:
+        return self.nodes[-1]
+
+    @property
+    def all(self) -> tuple[Node, ...]:
+        return (*self.nodes, *([self.baseline] if self.baseline else []))
+
+
+def grow_tree(
+    plan: Plan,
+    recipe: Recipe,
+    data: DataSet,
+    *,
+    seed: int = 0,
+    transition: tuple[TransitionName, ...] = ("restart",),
+    carry_warmup_epochs: float = 1.0,
+    with_baseline: bool = False,
+    teacher: str | None = None,
+    allow_inexact: bool = False,
+) -> Tree:
+    """The jobs of a plan: 2^S leaves from distinct seeds, couplings, trainings, the target.
+
+    A seed follows from the place in the tree, so siblings always differ and a run can be repeated.
+    """
+    steps = transitions(transition, plan.steps) if plan.steps else ()
+    nodes: list[Node] = []
+    below: list[TrainJob] = []
+    for stage in plan.stages:  # leaves first
+        into = steps[plan.steps - stage.level - 1] if stage.level < plan.steps else None
+        out_of = steps[plan.steps - stage.level] if stage.level else None
+        here: list[TrainJob] = []
+        for index in range(stage.models):
+            name = f"{stage.level}.{index}" if stage.level else "target"
+            initial = None
+            if into is not None:
+                initial = CoupleJob(
+                    model=plan.spec(stage),
+                    parents=(below[2 * index], below[2 * index + 1]),
+                    transition=into,
+                    allow_inexact=allow_inexact,
+                )
+                nodes.append(Node(name=f"coupling {name}", level=stage.level, job=initial))
+            job = TrainJob(
+                task=Task(
+                    model=plan.spec(stage),
+                    recipe=recipe,
+                    epochs=stage.epochs,
+                    seed=derive_seed(seed, "node", stage.level, index),
+                    warmup_epochs=(
+                        into.warmup_epochs(recipe, carry_warmup_epochs)
+                        if into
+                        else recipe.warmup_epochs
+                    ),
+                    anneal=out_of is None or out_of.anneals,
+                ),
+                data=data.fingerprint,
+                initial=initial,
+                teacher=teacher,
+                keeps_optimizer=out_of is not None and out_of.carries,
+            )
+            here.append(job)
+            nodes.append(Node(name=name, level=stage.level, job=job))
+        below = here
+    baseline = _standard(plan, recipe, data, seed, teacher) if with_baseline else None
+    return Tree(plan=plan, nodes=tuple(_by_level(nodes)), baseline=baseline)
+
+
+def _by_level(nodes: Sequence[Node]) -> list[Node]:
+    return sorted(nodes, key=lambda node: (-node.level, isinstance(node.job, TrainJob)))
+
+
+def _standard(plan: Plan, recipe: Recipe, data: DataSet, seed: int, teacher: str | None) -> Node:
+    """Standard training of the target for exactly the FLOPs of the whole tree."""
+    epochs = plan.training_flops / (plan.target.training_flops / plan.target.epochs)
+    job = TrainJob(
+        task=Task(
+            model=plan.spec(plan.target),
+            recipe=recipe,
+            epochs=epochs,
+            seed=derive_seed(seed, "node", 0, 0),
+            warmup_epochs=recipe.warmup_epochs,
+        ),
+        data=data.fingerprint,
+        teacher=teacher,
+    )
+    return Node(name="standard", level=0, job=job)

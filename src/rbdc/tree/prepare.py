@@ -1,0 +1,131 @@
+"""From what was asked for to what will be done: data, model, plan, tree."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rbdc.budget import Plan, make_plan
+from rbdc.data import DataSet, open_data
+from rbdc.errors import RecipeError
+from rbdc.models import ModelSpec
+from rbdc.recipes import Machine, Recipe, Request
+from rbdc.training import World, fit_to_data, image_format
+from rbdc.training.teacher import load_teacher
+from rbdc.tree.engine import Watcher
+from rbdc.tree.nodes import Tree, grow_tree
+from rbdc.tree.run import run_tree
+
+_PLAN = (
+    "steps",
+    "ratio",
+    "budget",
+    "total_flops",
+    "epochs",
+    "total_epochs",
+    "baseline_epochs",
+    "schedule",
+    "costs",
+    "counter",
+    "rounding",
+)
+_ELSEWHERE = {*_PLAN, "model", "model_kwargs", "width", "img_size"}  # in the plan
+_HARMLESS = {"data_dir", "data_download", "with_baseline"}  # may differ when a run goes on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A run that is ready to start: everything is known, nothing is written yet."""
+
+    request: Request
+    recipe: Recipe
+    data: DataSet
+    plan: Plan
+    tree: Tree
+    teacher: nn.Module | None = None
+
+    def record(self) -> dict[str, Any]:
+        """What decides the result, for run.json."""
+        others = {
+            name: value
+            for name, value in asdict(self.request).items()
+            if name not in _ELSEWHERE | _HARMLESS
+        }
+        content = {
+            "plan": self.plan.to_json(),
+            "recipe": self.recipe.to_json(),
+            "data_set": self.data.to_json(),
+            "teacher": self.tree.target.job.content()["teacher"],
+            **others,
+        }
+        return dict(json.loads(json.dumps(content)))
+
+    def run(
+        self,
+        output: str | Path,
+        *,
+        machine: Machine,
+        watch: Watcher,
+        jobs: int | None = None,
+        world: World | None = None,
+    ) -> dict[str, Any]:
+        """Run it in `output`, or go on with it there; the result."""
+        return run_tree(
+            self.tree,
+            self.recipe,
+            self.data,
+            Path(output),
+            request=self.record(),
+            machine=machine,
+            world=world or World(),
+            watch=watch,
+            jobs=jobs,
+            teacher=self.teacher,
+        )
+
+
+def prepare(request: Request, recipe: Recipe) -> Prepared:
+    """Open the data, make the plan and the tree; whatever does not fit is said here."""
+    if request.model is None:
+        raise RecipeError("no model is named", "Give --model, a timm name, or a recipe that does.")
+    data = open_data(
+        request.data,
+        folder=request.data_dir,
+        download=request.data_download,
+        in_memory=request.in_memory,
+        skip_bad=request.skip_bad,
+    )
+    arguments = dict(request.model_kwargs)
+    if request.img_size is not None:
+        arguments["img_size"] = request.img_size
+    spec = fit_to_data(
+        ModelSpec(name=request.model, width=request.width, arguments=arguments), data, recipe
+    )
+    plan = make_plan(
+        spec,
+        warmup_epochs=recipe.warmup_epochs,
+        images=len(data.train),
+        **{name: getattr(request, name) for name in _PLAN},
+    )
+    teacher = load_teacher(recipe, image_format(spec, recipe, data), len(data.class_names))
+    tree = grow_tree(
+        plan,
+        recipe,
+        data,
+        seed=request.seed,
+        transition=request.transition,
+        carry_warmup_epochs=request.carry_warmup_epochs,
+        with_baseline=request.with_baseline,
+        teacher=teacher[1] if teacher else None,
+        allow_inexact=request.allow_inexact,
+    )
+    return Prepared(
+        request=request,
+        recipe=recipe,
+        data=data,
+        plan=plan,
+        tree=tree,
+        teacher=teacher[0] if teacher else None,
+    )
