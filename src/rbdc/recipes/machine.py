@@ -17,8 +17,8 @@ class Machine:
     """CPU threads of one training; 0 leaves torch's choice"""
     workers: int = 2
     """processes that decode images; images in memory need none"""
-    channels_last: bool | None = None
-    """memory format of convolutional networks; by default on CUDA"""
+    channels_last: bool = True
+    """keep images and convolutions with channels last in memory, which most devices like better"""
     compile: bool = False
     """torch.compile the model"""
     checkpoint_minutes: float = 10.0

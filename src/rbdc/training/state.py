@@ -59,8 +59,7 @@ class State:
         recipe = task.recipe
         self.task, self.device, self.world, self.step = task, device, world, 0
         self.model = (start.model if start else build_empty(task.model)).to(device)
-        wish = machine.channels_last
-        self.channels_last = device.type == "cuda" if wish is None else wish
+        self.channels_last = machine.channels_last
         if self.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
         if recipe.sync_bn and world.size > 1:

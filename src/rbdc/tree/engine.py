@@ -82,6 +82,9 @@ class SideBySide:
 
     workers: int
     threads: Mapping[str, int]
+    """CPU threads of each job, by key."""
+    all_threads: int
+    """More than these are never at work: two trainings that fight for cores both lose."""
     devices: Sequence[str] = ()
     """CUDA_VISIBLE_DEVICES of each worker, on a machine with GPUs."""
 
@@ -104,10 +107,12 @@ class SideBySide:
         ):
             try:
                 while True:
-                    if not stopped():
-                        for job in ledger.ready():
-                            ledger.started(job)
-                            running[pool.submit(_work, job, self.threads[job.key])] = job
+                    for job in [] if stopped() else ledger.ready():
+                        busy = sum(self.threads[other.key] for other in running.values())
+                        if running and busy + self.threads[job.key] > self.all_threads:
+                            break
+                        ledger.started(job)
+                        running[pool.submit(_work, job, self.threads[job.key])] = job
                     if not running:
                         break
                     done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)

@@ -178,7 +178,7 @@ def _engine(tree: Tree, run: Mapping[str, Any]) -> Engine:
         return InProcess(threads=share)
     gpus = torch.cuda.device_count() if run["machine"]["device"] in ("auto", "cuda") else 0
     devices = [str(number % gpus) for number in range(jobs)] if gpus else []
-    return SideBySide(workers=jobs, threads=share, devices=devices)
+    return SideBySide(workers=jobs, threads=share, all_threads=threads, devices=devices)
 
 
 def _finish(output: Path, tree: Tree, store: Store) -> dict[str, Any]:
