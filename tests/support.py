@@ -1,11 +1,15 @@
 """What several tests need: small models with telling weights."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import rbdc
+from rbdc.data import DataSet, ImageSet, embedded, memory_data, open_data
+from rbdc.recipes import Machine, Recipe
+from rbdc.training import Task, fit_to_data
 
 SMALL_VIT: dict[str, Any] = {
     "img_size": 16,
@@ -67,3 +71,62 @@ def logits(model: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         result: Tensor = model.eval()(x)
     return result
+
+
+def small_data(train: int = 40, test: int = 20) -> DataSet:
+    """The first embedded images: real ones, in memory."""
+    return memory_data(
+        "small",
+        *(
+            ImageSet(
+                images=split.images[:count].clone(),
+                labels=split.labels[:count].clone(),
+                class_names=split.class_names,
+            )
+            for split, count in ((embedded("train"), train), (embedded("test"), test))
+        ),
+    )
+
+
+def folder_data(root: Path, train: int = 40, test: int = 20) -> DataSet:
+    """The same images as a folder of PNG files."""
+    data = small_data(train, test)
+    for name, split in (("train", data.train), ("val", data.test)):
+        for index in range(len(split)):
+            label = data.class_names[int(split.labels[index])].replace("/", "-")
+            folder = root / name / label
+            folder.mkdir(parents=True, exist_ok=True)
+            split.read(index).save(folder / f"{index:03d}.png")
+    return open_data(str(root))
+
+
+PLAIN = {"scale": None, "crop_padding": 2, "color_jitter": 0.0}
+"""An augmentation that whole batches can have at once."""
+TINY: dict[str, dict[str, Any]] = {
+    "deit_tiny_patch16_224": {
+        "img_size": 28,
+        "patch_size": 14,
+        "depth": 2,
+        "embed_dim": 16,
+        "num_heads": 4,
+    },
+    "resnet18d": {"img_size": 28, "channels": [4, 4, 8, 8], "stem_width": 4},
+}
+
+
+def small_recipe(**settings: Any) -> Recipe:
+    """A recipe for tests: small batches, one epoch of warm-up."""
+    return Recipe(
+        **{"batch_size": 8, "lr": 1e-3, "warmup_epochs": 1.0, "smoothing": 0.1, **PLAIN, **settings}
+    )
+
+
+def small_task(
+    name: str, data: DataSet, *, epochs: float = 3, seed: int = 1, **settings: Any
+) -> Task:
+    recipe = small_recipe(**settings)
+    spec = fit_to_data(rbdc.ModelSpec(name=name, arguments=TINY[name]), data, recipe)
+    return Task(model=spec, recipe=recipe, epochs=epochs, seed=seed, warmup_epochs=1.0)
+
+
+QUICK = Machine(device="cpu", threads=1, workers=0, tensorboard=False)

@@ -10,6 +10,7 @@ import rbdc
 SOURCE = Path(rbdc.__file__).parent
 ORDER = [
     {"errors"},
+    {"recipes"},
     {"coupling", "data"},
     {"models"},
     {"budget"},

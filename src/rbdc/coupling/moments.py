@@ -39,11 +39,11 @@ def couple_moments(
     coupled: dict[str, Tensor] = {}
     for name, left in first.items():
         parameter, _, slot = name.rpartition("/")
-        right, axes = second[name], layout[parameter]
         if slot in COUNTERS:
-            coupled[name] = torch.maximum(left, right)  # siblings have taken equally many steps
+            coupled[name] = torch.maximum(left, second[name])  # siblings have taken equally many
             continue
-        coupled[name] = couple_tensor(left, right, axes)
+        axes = layout[parameter]
+        coupled[name] = couple_tensor(left, second[name], axes)
         if slot in SECOND and _is_halved(axes):
             coupled[name] /= 2
     return coupled

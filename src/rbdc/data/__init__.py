@@ -1,8 +1,14 @@
 """A data set by name or path, and batches of it that depend only on (seed, epoch, step)."""
 
 from rbdc.data.augment import ImageFormat
-from rbdc.data.batches import Batch, EvaluationBatches, TrainingBatches, check_batch_size
-from rbdc.data.images import DataSet, ImageSet, ImageSource
+from rbdc.data.batches import (
+    Batch,
+    EvaluationBatches,
+    TrainingBatches,
+    check_batch_size,
+    check_image_size,
+)
+from rbdc.data.images import DataSet, ImageSet, ImageSource, memory_data
 from rbdc.data.randomness import derive_seed
 from rbdc.data.small import embedded
 from rbdc.data.sources import open_data
@@ -16,7 +22,9 @@ __all__ = [
     "ImageSource",
     "TrainingBatches",
     "check_batch_size",
+    "check_image_size",
     "derive_seed",
     "embedded",
+    "memory_data",
     "open_data",
 ]

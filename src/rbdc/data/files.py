@@ -1,12 +1,14 @@
 """Images on disk, decoded when needed: class folders and tar shards."""
 
 import json
+import os
+import re
 import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import IO
+from zlib import crc32
 
 from PIL import Image
 
@@ -19,6 +21,8 @@ _ENDS = {  # how a whole file begins and ends
     b"\xff\xd8": b"\xff\xd9",  # JPEG
     b"\x89P": b"IEND\xaeB`\x82",  # PNG
 }
+_LOOK = 256  # bytes at either end that are read beforehand
+_MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # as in WebDataset: up to the name's first dot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,30 +30,51 @@ class Place:
     """Where the bytes of an image are: a whole file, or a stretch of a shard."""
 
     path: Path
-    offset: int = 0
+    offset: int
     size: int
-    member: str = ""
+    member: str
+    whole: bool
+    """Begins and ends as its format does; what this cannot say is decoded to know."""
+    ends: int
+    """Checksum of the first and the last bytes."""
 
     def read(self) -> bytes:
         with self.path.open("rb") as file:
             file.seek(self.offset)
             return file.read(self.size)
 
-    def looks_whole(self) -> bool:
-        """Begins and ends as its format does; what this cannot say is decoded to know."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset)
-                end = _ENDS.get(file.read(2))
-                if end is None or self.size < len(end):
-                    return False
-                file.seek(self.offset + self.size - len(end))
-                return file.read(len(end)) == end
-        except OSError:
-            return False
-
     def __str__(self) -> str:
         return f"{self.path}:{self.member}" if self.member else str(self.path)
+
+    def line(self, root: Path, label: int) -> str:
+        """What the fingerprint knows of it: not where `root` lies, nor when it was written."""
+        name = f"{self.path.relative_to(root)}:{self.member}"
+        return f"{name} {self.size} {self.ends} {label}"
+
+
+def look_at(path: Path, *, offset: int = 0, size: int | None = None, member: str = "") -> Place:
+    """The place of an image after a quick look at both its ends; one that cannot be read has none,
+    and is found out when it is decoded."""
+    head = tail = b""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size if size is None else size
+            ends = min(size, _LOOK)
+            file.seek(offset)
+            head = file.read(ends)
+            file.seek(offset + size - ends)
+            tail = file.read(ends)
+    except OSError:
+        size = size or 0
+    end = _ENDS.get(head[:2])
+    return Place(
+        path=path,
+        offset=offset,
+        size=size,
+        member=member,
+        whole=end is not None and tail.endswith(end),
+        ends=crc32(head + tail),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +96,7 @@ class StoredImages:
         return str(self.places[index])
 
     def suspects(self) -> list[int]:
-        return [i for i, place in enumerate(self.places) if not place.looks_whole()]
+        return [i for i, place in enumerate(self.places) if not place.whole]
 
     def without(self, indices: Sequence[int]) -> "StoredImages":
         out = set(indices)
@@ -96,26 +121,48 @@ def image_folders(root: Path) -> DataSet:
     """`train/CLASS/*.jpg` and `val/CLASS/*.jpg` (or test); classes in alphabetical order."""
     folders = split_folders(root)
     assert folders is not None
-    classes = tuple(sorted(path.name for path in folders[0].iterdir() if path.is_dir()))
+    classes = tuple(path.name for path in _folders(folders[0]))
     known = {name: label for label, name in enumerate(classes)}
-    splits, lines = [], []
+    splits = []
     for folder in folders:
         places, labels = [], []
-        for entry in sorted(path for path in folder.iterdir() if path.is_dir()):
+        for entry in _folders(folder):
             if entry.name not in known:
                 raise DataError(
                     f"{entry} is a class that {folders[0]} has not", "Both splits share classes."
                 )
-            for path in sorted(p for p in entry.rglob("*") if p.suffix.lower() in EXTENSIONS):
-                places.append(Place(path=path, size=path.stat().st_size))
-                labels.append(known[entry.name])
+            images = [look_at(path) for path in _images(entry)]
+            places += images
+            labels += [known[entry.name]] * len(images)
         splits.append(StoredImages(places=tuple(places), labels=tuple(labels)))
-        lines += [f"{place.path.relative_to(root)} {place.size}" for place in places]
-    check_splits(str(root), *splits)
+    return _data(root, splits[0], splits[1], classes)
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _images(folder: Path) -> list[Path]:
+    """Hidden files are not images: notebooks and macOS leave such beside them."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in EXTENSIONS
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _data(root: Path, train: StoredImages, test: StoredImages, classes: tuple[str, ...]) -> DataSet:
+    check_splits(str(root), train, test, classes=len(classes))
+    lines = [
+        place.line(root, label)
+        for split in (train, test)
+        for place, label in zip(split.places, split.labels, strict=True)
+    ]
     return DataSet(
         name=root.name,
-        train=splits[0],
-        test=splits[1],
+        train=train,
+        test=test,
         class_names=classes,
         fingerprint=listed_fingerprint(classes, lines),
     )
@@ -123,13 +170,14 @@ def image_folders(root: Path) -> DataSet:
 
 def find_shards(root: Path) -> tuple[list[Path], list[Path]] | None:
     """WebDataset's tar files of both splits: `train-0000.tar`, or `train/0000.tar`."""
-    found = [
-        sorted(
-            p for name in names for p in (*root.glob(f"{name}*.tar"), *root.glob(f"{name}/*.tar"))
-        )
-        for names in (TRAIN, TEST)
-    ]
-    return (found[0], found[1]) if found[0] and found[1] else None
+    train, test = (
+        next(filter(None, (_tars(root, name) for name in names)), []) for names in (TRAIN, TEST)
+    )
+    return (train, test) if train and test else None
+
+
+def _tars(root: Path, split: str) -> list[Path]:
+    return sorted({*root.glob(f"{split}*.tar"), *root.glob(f"{split}/*.tar")})
 
 
 def shards(root: Path) -> DataSet:
@@ -140,29 +188,16 @@ def shards(root: Path) -> DataSet:
     """
     found = find_shards(root)
     assert found is not None
-    splits = [_index(paths) for paths in found]
-    check_splits(str(root), *splits)
-    count = 1 + max(max(split.labels) for split in splits)
+    train, test = (_index(paths) for paths in found)
+    count = 1 + max((*train.labels, *test.labels), default=-1)
     listed = root / "classes.txt"
-    names = tuple(listed.read_text().splitlines()) if listed.exists() else ()
+    names = tuple(listed.read_text().strip().splitlines()) if listed.exists() else ()
     if names and len(names) < count:
         raise DataError(
             f"{listed} names {len(names)} classes, but label {count - 1} occurs",
             "Give it a line a class.",
         )
-    classes = names or tuple(map(str, range(count)))
-    lines = [
-        f"{place.path.name}:{place.member} {place.size} {label}"
-        for split in splits
-        for place, label in zip(split.places, split.labels, strict=True)
-    ]
-    return DataSet(
-        name=root.name,
-        train=splits[0],
-        test=splits[1],
-        class_names=classes,
-        fingerprint=listed_fingerprint(classes, lines),
-    )
+    return _data(root, train, test, names or tuple(map(str, range(count))))
 
 
 def _index(paths: Iterable[Path]) -> StoredImages:
@@ -170,35 +205,47 @@ def _index(paths: Iterable[Path]) -> StoredImages:
     labels: list[int] = []
     for path in paths:
         images: dict[str, Place] = {}
-        classes: dict[str, int] = {}
+        known: dict[str, int] = {}
         try:
             with tarfile.open(path, "r:") as archive:
                 for member in archive:
-                    key, _, extension = member.name.partition(".")
-                    if f".{extension.lower()}" in EXTENSIONS:
-                        images[key] = Place(
-                            path=path,
-                            offset=member.offset_data,
-                            size=member.size,
-                            member=member.name,
-                        )
-                    elif extension in ("cls", "json"):
-                        classes[key] = _label(archive.extractfile(member), extension)
-        except (tarfile.TarError, ValueError, KeyError, OSError) as error:
+                    _add_member(path, archive, member, images, known)
+        except (tarfile.TarError, OSError) as error:
             raise DataError(f"{path} is not a readable shard: {error}", "Write it again.") from None
-        for key in images:
-            if key not in classes:
+        for key, place in images.items():
+            if key not in known:
                 raise DataError(
-                    f"{images[key]} has no label", f"Add {key}.cls, or {key}.json with a label."
+                    f"{place} has no label", f"Add {key}.cls, or {key}.json with a label."
                 )
-        places += images.values()
-        labels += [classes[key] for key in images]
+            places.append(place)
+            labels.append(known[key])
     return StoredImages(places=tuple(places), labels=tuple(labels))
 
 
-def _label(file: IO[bytes] | None, extension: str) -> int:
-    content = (file.read() if file else b"").decode()
-    label = int(json.loads(content)["label"]) if extension == "json" else int(content)
-    if label < 0:
-        raise ValueError(f"label {label}")
-    return label
+def _add_member(
+    path: Path,
+    archive: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    images: dict[str, Place],
+    labels: dict[str, int],
+) -> None:
+    """A member of a shard is an image, a label, or of no use."""
+    match = _MEMBER.fullmatch(member.name)
+    if not match or not member.isfile():
+        return
+    key, extension = match[1], match[2].lower()
+    if f".{extension}" in EXTENSIONS:
+        images[key] = look_at(path, offset=member.offset_data, size=member.size, member=member.name)
+    elif extension in ("cls", "json"):
+        file = archive.extractfile(member)
+        assert file is not None, "it is a file"
+        content = file.read()
+        try:
+            if extension == "cls":
+                labels[key] = int(content)
+            elif (facts := json.loads(content)).get("label") is not None:
+                labels.setdefault(key, int(str(facts["label"])))  # NAME.cls goes before
+        except (ValueError, AttributeError):
+            raise DataError(
+                f"{path}:{member.name} holds no label: {content[:40]!r}", "Write a whole number."
+            ) from None

@@ -1,7 +1,8 @@
 """Hugging Face `datasets` as an image source (the extra `rbdc[hub]`)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,25 @@ from rbdc.errors import DataError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableImages:
-    """An ImageSource of the rows of a table."""
+    """An ImageSource of rows of a table."""
 
     table: Any
     column: str
+    rows: Sequence[int]
     labels: tuple[int, ...]
-    split: str
+    where: str
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def read(self, index: int) -> Image.Image:
-        image: Image.Image = self.table[index][self.column]
+        image: Image.Image | None = self.table[self.rows[index]][self.column]
+        if image is None:
+            raise OSError("the row has no image")
         return image
 
     def name(self, index: int) -> str:
-        return f"row {index} of {self.split}"
+        return f"{self.where} row {self.rows[index]}"
 
     def suspects(self) -> list[int]:
         return []  # a table that opens has whole rows; an image in it may still not decode
@@ -37,11 +41,10 @@ class TableImages:
     def without(self, indices: Sequence[int]) -> "TableImages":
         out = set(indices)
         kept = [i for i in range(len(self)) if i not in out]
-        return TableImages(
-            table=self.table.select(kept),
-            column=self.column,
+        return replace(
+            self,
+            rows=[self.rows[i] for i in kept],
             labels=tuple(self.labels[i] for i in kept),
-            split=self.split,
         )
 
 
@@ -60,32 +63,28 @@ def hub_data(name: str, *, download: bool = False) -> DataSet:
         ) from None
     datasets.disable_progress_bars()
     try:
-        if is_saved_table(Path(name)):
-            tables = datasets.load_from_disk(name)
-        else:
-            mode = datasets.DownloadConfig(local_files_only=not download)
-            tables = datasets.load_dataset(name, download_config=mode)
+        with _network(download):
+            if is_saved_table(Path(name)):
+                tables = datasets.load_from_disk(name)
+            else:
+                tables = datasets.load_dataset(name)
     except Exception as error:  # a hub fails in many ways
         raise DataError(
             f"{name} cannot be opened by `datasets`: {error}",
             "Check the name; allow the download with --data-download.",
         ) from None
-    splits = {
-        purpose: next((split for split in names if split in tables), None)
+    train, test = (
+        _images(name, tables, purpose, names)
         for purpose, names in (("training", TRAIN), ("test", TEST))
-    }
-    for purpose, split in splits.items():
-        if split is None:
-            raise DataError(
-                f"{name} has no {purpose} split among {', '.join(tables)}",
-                "Name splits train, test.",
-            )
-    train, test = (_images(name, tables[split], str(split)) for split in splits.values())
-    check_splits(name, train, test)
-    classes = tuple(train.table.features[_column(name, train.table, "ClassLabel")].names)
-    prints = [
-        f"{images.split} {images.table._fingerprint} {len(images)}" for images in (train, test)
-    ]
+    )
+    classes, others = (_class_names(name, images.table) for images in (train, test))
+    if classes != others:
+        raise DataError(
+            f"{name} has other classes for training than for testing",
+            f"Give both splits one ClassLabel: {_first_difference(classes, others)}.",
+        )
+    check_splits(name, train, test, classes=len(classes))
+    prints = [f"{images.table._fingerprint} {len(images)}" for images in (train, test)]
     return DataSet(
         name=Path(name).name,
         train=train,
@@ -95,12 +94,46 @@ def hub_data(name: str, *, download: bool = False) -> DataSet:
     )
 
 
-def _images(name: str, table: Any, split: str) -> TableImages:
+@contextmanager
+def _network(allowed: bool) -> Iterator[None]:
+    """Nothing is fetched inside, unless allowed. (`DownloadConfig.local_files_only` is not enough:
+    `datasets` does not read it.)"""
+    import datasets
+    from huggingface_hub import constants
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    if not allowed:
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+
+
+def _images(name: str, tables: Any, purpose: str, names: Sequence[str]) -> TableImages:
+    split = next((split for split in names if split in tables), None)
+    if split is None:
+        raise DataError(
+            f"{name} has no {purpose} split among {', '.join(tables)}", "Name splits train, test."
+        )
+    table = tables[split].with_format(None)  # a saved table may give tensors
     return TableImages(
         table=table,
         column=_column(name, table, "Image"),
+        rows=range(len(table)),
         labels=tuple(table[_column(name, table, "ClassLabel")]),
-        split=split,
+        where=f"{name} {split}",
+    )
+
+
+def _class_names(name: str, table: Any) -> tuple[str, ...]:
+    return tuple(table.features[_column(name, table, "ClassLabel")].names)
+
+
+def _first_difference(classes: Sequence[str], others: Sequence[str]) -> str:
+    return next(
+        (f"{a!r} and {b!r}" for a, b in zip(classes, others, strict=False) if a != b),
+        f"{len(classes)} and {len(others)} names",
     )
 
 

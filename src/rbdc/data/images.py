@@ -92,11 +92,17 @@ class DataSet:
 
 def memory_data(name: str, train: ImageSet, test: ImageSet) -> DataSet:
     """A data set of two image sets; its fingerprint is that of every byte."""
-    digest = hashlib.sha256("\0".join(train.class_names).encode())
+    digest = hashlib.sha256("\0".join(train.class_names).encode(errors="surrogateescape"))
     for split in (train, test):
+        if len(split.images) != len(split.labels):
+            raise DataError(
+                f"{name} has {len(split.images)} images and {len(split.labels)} labels in a split",
+                "Fetch it again.",
+            )
         digest.update(str(tuple(split.images.shape)).encode())
         digest.update(split.images.contiguous().numpy().data)
         digest.update(split.labels.numpy().data)
+    check_splits(name, train, test, classes=len(train.class_names))
     return DataSet(
         name=name,
         train=train,
@@ -107,16 +113,25 @@ def memory_data(name: str, train: ImageSet, test: ImageSet) -> DataSet:
 
 
 def listed_fingerprint(class_names: Sequence[str], lines: Sequence[str]) -> str:
-    """The fingerprint of images that are not read: their names, sizes and labels."""
-    digest = hashlib.sha256("\0".join(class_names).encode())
+    """The fingerprint of images that are not read whole: a line each."""
+    digest = hashlib.sha256("\0".join(class_names).encode(errors="surrogateescape"))
     for line in lines:
         digest.update(line.encode(errors="surrogateescape") + b"\n")
     return digest.hexdigest()
 
 
-def check_splits(name: str, train: ImageSource, test: ImageSource) -> None:
+def check_splits(name: str, train: ImageSource, test: ImageSource, *, classes: int) -> None:
+    """Both splits have images, and every label is that of a class."""
     for split, images in (("training", train), ("test", test)):
         if not len(images):
             raise DataError(
                 f"{name} has no {split} images", "Both splits need images, in a folder a class."
             )
+        labels = images.labels.tolist() if isinstance(images.labels, Tensor) else images.labels
+        for index, label in enumerate(labels):
+            if label is None or not 0 <= label < classes:
+                raise DataError(
+                    f"{images.name(index)} of the {split} images of {name} has label {label}, and "
+                    f"there are {classes} classes",
+                    "Labels count from 0.",
+                )

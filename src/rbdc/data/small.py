@@ -1,6 +1,7 @@
 """Data sets that fit into memory: the embedded images, Fashion-MNIST, CIFAR-10 and CIFAR-100."""
 
 import gzip
+import zlib
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -54,7 +55,10 @@ def fashion_mnist(folder: Path, *, download: bool = False) -> DataSet:
     if place is None and download:
         from torchvision.datasets import FashionMNIST
 
-        FashionMNIST(str(folder), download=True)
+        try:
+            FashionMNIST(str(folder), download=True)
+        except (RuntimeError, OSError) as error:
+            raise DataError(f"Fashion-MNIST cannot be fetched: {error}", _DOWNLOAD) from None
         place = has_fashion_mnist(folder)
     if place is None:
         raise DataError(f"Fashion-MNIST is not in {folder}, nor in {DEBIAN}", _DOWNLOAD)
@@ -79,7 +83,7 @@ def cifar(classes: int, folder: Path, *, download: bool = False) -> DataSet:
     source = {10: CIFAR10, 100: CIFAR100}[classes]
     try:
         splits = [source(str(folder), train=train, download=download) for train in (True, False)]
-    except RuntimeError as error:  # missing, or not the files their MD5 says
+    except (RuntimeError, OSError) as error:  # missing, not the files their MD5 says, no network
         raise DataError(f"CIFAR-{classes} cannot be read in {folder}: {error}", _DOWNLOAD) from None
     return memory_data(
         f"cifar{classes}",
@@ -94,7 +98,7 @@ def cifar(classes: int, folder: Path, *, download: bool = False) -> DataSet:
     )
 
 
-def read_idx(folder: Path, name: str) -> Tensor:
+def read_idx(folder: Path, name: str, *, axes: int) -> Tensor:
     """An idx file of bytes, maybe gzipped: two zeros, type 8, the axes, their sizes, the data."""
     path = folder / name
     try:
@@ -102,17 +106,18 @@ def read_idx(folder: Path, name: str) -> Tensor:
             raw = path.read_bytes()
         else:
             raw = gzip.decompress(path.with_name(f"{name}.gz").read_bytes())
-        axes = raw[3]
+        if raw[:4] != bytes([0, 0, 8, axes]):
+            raise ValueError(f"it begins with {raw[:4].hex()}, not 0000080{axes}")
         shape = np.frombuffer(raw, ">u4", axes, offset=4)
         data = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
-    except (OSError, EOFError, ValueError, IndexError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}", "Fetch the file again.") from None
     return torch.from_numpy(data.copy())
 
 
 def _idx_set(folder: Path, prefix: str) -> ImageSet:
     return ImageSet(
-        images=read_idx(folder, f"{prefix}-images-idx3-ubyte").unsqueeze(1),
-        labels=read_idx(folder, f"{prefix}-labels-idx1-ubyte").long(),
+        images=read_idx(folder, f"{prefix}-images-idx3-ubyte", axes=3).unsqueeze(1),
+        labels=read_idx(folder, f"{prefix}-labels-idx1-ubyte", axes=1).long(),
         class_names=CLASS_NAMES,
     )

@@ -10,12 +10,19 @@ from PIL import Image
 
 from rbdc.data.files import find_shards, image_folders, shards, split_folders
 from rbdc.data.hub import hub_data, is_saved_table
-from rbdc.data.images import DataSet, ImageSet, ImageSource, listed_fingerprint, memory_data
+from rbdc.data.images import (
+    DataSet,
+    ImageSet,
+    ImageSource,
+    check_splits,
+    listed_fingerprint,
+    memory_data,
+)
 from rbdc.data.small import cifar, embedded, fashion_mnist, has_cifar, has_fashion_mnist
 from rbdc.errors import DataError, nearest
 
 NAMES = ("embedded", "fashion-mnist", "cifar10", "cifar100")
-BAD_IMAGE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+BAD_IMAGE = (OSError, SyntaxError, ValueError, TypeError, Image.DecompressionBombError)
 """What PIL raises for bytes it cannot decode."""
 
 
@@ -37,7 +44,7 @@ def open_data(
     data = _find(name, Path(folder).expanduser(), download)
     if data.in_memory:
         return data
-    data = _without_bad(data, skip_bad)
+    data = _without_bad(data, skip_bad, every=in_memory)
     return _decoded(data) if in_memory else data
 
 
@@ -50,7 +57,7 @@ def _find(name: str, folder: Path, download: bool) -> DataSet:
         return cifar(int(name.removeprefix("cifar")), folder, download=download)
     if name.startswith("hf:"):
         return hub_data(name.removeprefix("hf:"), download=download)
-    root = Path(name).expanduser()
+    root = Path(name).expanduser().absolute()
     if not root.is_dir():
         raise DataError(
             f"no data set is called {name!r}, and there is no such folder",
@@ -61,7 +68,7 @@ def _find(name: str, folder: Path, download: bool) -> DataSet:
     if has_fashion_mnist(root):
         return fashion_mnist(root)
     if is_saved_table(root):
-        return hub_data(name)
+        return hub_data(str(root))
     if find_shards(root):
         return shards(root)
     if split_folders(root):
@@ -72,26 +79,33 @@ def _find(name: str, folder: Path, download: bool) -> DataSet:
     )
 
 
-def _without_bad(data: DataSet, skip: bool) -> DataSet:
-    """Decode what a quick look finds suspicious, and refuse or leave out what does not decode."""
-    bad: dict[str, list[int]] = {}
-    names: list[str] = []
-    for split in ("train", "test"):
-        source: ImageSource = getattr(data, split)
-        bad[split] = [index for index in source.suspects() if not _decodes(source, index)]
-        names += [source.name(index) for index in bad[split]]
+def _without_bad(data: DataSet, skip: bool, *, every: bool) -> DataSet:
+    """Decode what a quick look finds suspicious, or every image, and refuse or leave out what does
+    not decode."""
+    bad = [
+        [index for index in suspects if not _decodes(source, index)]
+        for source in (data.train, data.test)
+        for suspects in [range(len(source)) if every else source.suspects()]
+    ]
+    names = [
+        source.name(index)
+        for source, indices in zip((data.train, data.test), bad, strict=True)
+        for index in indices
+    ]
     if not names:
         return replace(data, skip_bad=skip)
     if not skip:
         raise DataError(
-            f"{len(names)} images cannot be decoded: {_some(names)}",
-            "Remove or replace them, or leave them out with --skip-bad.",
+            f"{len(names)} image{'s' if names[1:] else ''} cannot be decoded: {_some(names)}",
+            "Remove or replace what is named, or leave it out with --skip-bad.",
         )
+    train, test = data.train.without(bad[0]), data.test.without(bad[1])
+    check_splits(data.name, train, test, classes=len(data.class_names))
     return replace(
         data,
-        train=data.train.without(bad["train"]),
-        test=data.test.without(bad["test"]),
-        fingerprint=listed_fingerprint(data.class_names, [data.fingerprint, *names]),
+        train=train,
+        test=test,
+        fingerprint=listed_fingerprint(data.class_names, [data.fingerprint, str(bad)]),
         skipped=tuple(names),
         skip_bad=True,
     )
@@ -99,8 +113,8 @@ def _without_bad(data: DataSet, skip: bool) -> DataSet:
 
 def _decodes(source: ImageSource, index: int) -> bool:
     try:
-        source.read(index)
-    except BAD_IMAGE:
+        read_rgb(source, index)
+    except DataError:
         return False
     return True
 
@@ -143,7 +157,10 @@ def _decode(source: ImageSource, data: DataSet) -> ImageSet:
 def read_rgb(source: ImageSource, index: int) -> Image.Image:
     """The image in RGB; an error that names it if it cannot be decoded."""
     try:
-        return source.read(index).convert("RGB")
+        image = source.read(index)
+        if image.mode.startswith("I;16"):  # PIL would make everything above 255 white
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        return image.convert("RGB")
     except BAD_IMAGE as error:
         raise DataError(
             f"{source.name(index)} cannot be decoded: {error}",

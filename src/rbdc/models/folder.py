@@ -77,7 +77,7 @@ def export(
         (partial / RECORD).write_text(json.dumps({**(record or {}), **ours}, indent=2) + "\n")
         for path in (*partial.iterdir(), partial):
             sync(path)
-        _replace(partial, target)
+        put_in_place(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
@@ -282,7 +282,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _replace(partial: Path, target: Path) -> None:
+def put_in_place(partial: Path, target: Path) -> None:
     """Put a finished folder in its place; what was there goes only when the new one stands."""
     old = partial.with_suffix(".old")
     if target.exists():

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rbdc.errors import CheckpointError, RunError
-from rbdc.models.folder import sha256_of, sync
+from rbdc.models.folder import put_in_place, sha256_of, sync
 
 TENSORS, FACTS, SUM = "state.safetensors", "state.json", "sha256"
 
@@ -35,10 +35,9 @@ def save_checkpoint(
 
 def write_state(target: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Tensors and facts as one folder, whole or not at all; an existing one is replaced."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
     try:
-        partial.mkdir()
+        partial.mkdir(parents=True)
         # CPU copies in ordinary layout: safetensors takes no other
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(plain, partial / TENSORS)
@@ -47,10 +46,7 @@ def write_state(target: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
         (partial / SUM).write_text(hashlib.sha256(text.encode()).hexdigest())
         for path in (*partial.iterdir(), partial):
             sync(path)
-        if target.exists():
-            shutil.rmtree(target)
-        partial.rename(target)
-        sync(target.parent)
+        put_in_place(partial, target)
     except (OSError, SafetensorError) as error:
         raise RunError(
             f"{target} could not be written: {error}",

@@ -15,6 +15,8 @@ from rbdc.errors import RecipeError, nearest
 from rbdc.recipes import Recipe
 from rbdc.training.task import Task
 
+GROUP = "group "  # instead of a parameter's name: state that a whole group of them shares
+
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     """timm's optimizer of that name, in torch's fused version where there is one."""
@@ -75,10 +77,12 @@ def optimizer_state(
         for slot, value in optimizer.state.get(parameter, {}).items():
             target: dict[str, Any] = tensors if isinstance(value, Tensor) else numbers
             target[f"{name}/{slot}"] = value
-    groups = [
-        {key: value for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
+    groups: list[dict[str, Any]] = []
+    for number, group in enumerate(optimizer.param_groups):
+        own = {key: value for key, value in group.items() if key != "params"}
+        counters = {key: value for key, value in own.items() if isinstance(value, Tensor)}
+        tensors |= {f"{GROUP}{number}/{key}": value for key, value in counters.items()}
+        groups.append({key: value for key, value in own.items() if key not in counters})
     return tensors, {"numbers": numbers, "groups": groups}
 
 
@@ -94,7 +98,10 @@ def restore_optimizer(
     order = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     for key, value in {**tensors, **facts["numbers"]}.items():
         name, _, slot = key.rpartition("/")
-        state["state"].setdefault(order.index(id(parameters[name])), {})[slot] = value
+        if name.startswith(GROUP):
+            state["param_groups"][int(name.removeprefix(GROUP))][slot] = value
+        else:
+            state["state"].setdefault(order.index(id(parameters[name])), {})[slot] = value
     for group, saved in zip(state["param_groups"], facts["groups"], strict=True):
         group.update(saved)
     optimizer.load_state_dict(state)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rbdc.data import DataSet, check_batch_size
+from rbdc.data import DataSet, ImageSet, check_batch_size, check_image_size
 from rbdc.errors import RunError
 from rbdc.models import ModelSpec, build_meta, export, load, timm_builds
 from rbdc.recipes import Machine, Recipe
@@ -90,7 +90,9 @@ def check_run(
         raise RunError(f"{output} cannot be written to", "Choose another folder.")
     shares = world.size * recipe.grad_accum_steps
     check_batch_size(len(data.train), recipe.batch_size, shares, mixes=recipe.mixes)
-    image_format(tree.plan.model, recipe, data)
+    image = image_format(tree.plan.model, recipe, data)
+    if isinstance(data.train, ImageSet) and recipe.batched:
+        check_image_size(data.train, image)
     make_optimizer(nn.Linear(2, 2), recipe)
     for node in tree.nodes:
         if isinstance(node.job, CoupleJob):

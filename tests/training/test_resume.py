@@ -1,0 +1,132 @@
+"""Stopped anywhere and gone on with: the same bits as never having stopped."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rbdc.data import DataSet
+from rbdc.errors import Interrupted
+from rbdc.training import Task, Trained, World, initial_weights, train
+from tests.support import QUICK, folder_data, small_data, small_task
+
+RICH: dict[str, Any] = {
+    "model_ema": True,
+    "model_ema_decay": 0.9,
+    "mixup": 0.5,
+    "cutmix": 0.5,
+    "reprob": 0.3,
+}
+RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"
+
+
+def stop_after(*counts: int) -> Iterator[Callable[[], bool]]:
+    """Sittings that stop after so many steps each; the last does not."""
+    for count in counts:
+        left = iter(range(count - 1, -1, -1))
+        yield lambda left=left: next(left) == 0  # type: ignore[misc]
+    yield lambda: False
+
+
+def run(task: Task, data: DataSet, folder: Path, *stops: int, workers: int = 0) -> Trained:
+    folder.mkdir()
+    machine = QUICK if not workers else type(QUICK)(**{**QUICK.to_json(), "workers": workers})
+    for stopped in stop_after(*stops):
+        torch.rand(3)  # the state of the global generator must not matter
+        try:
+            return train(
+                task,
+                data,
+                folder,
+                start=lambda: initial_weights(task),
+                machine=machine,
+                world=World(),
+                stopped=stopped,
+            )
+        except Interrupted:
+            continue
+    raise AssertionError("never finished")
+
+
+def everything(trained: Trained) -> tuple[dict[str, torch.Tensor], Any]:
+    tensors, facts = trained.state.saved()
+    timeless = [
+        {key: value for key, value in row.items() if key not in ("seconds", "images_per_second")}
+        for row in trained.history
+    ]
+    return tensors, (facts, timeless, trained.best)
+
+
+def assert_equal(left: Trained, right: Trained) -> None:
+    (tensors, facts), (others, other_facts) = everything(left), everything(right)
+    assert tensors.keys() == others.keys()
+    assert any(name.startswith("optimizer/") for name in tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, others[name]), name
+    assert json.dumps(facts) == json.dumps(other_facts)
+
+
+@pytest.fixture(scope="module")
+def data() -> DataSet:
+    return small_data()
+
+
+STOPS = {
+    "first step": (1,),
+    "mid-epoch": (3,),
+    "last step of an epoch": (5,),
+    "first step of the next": (6,),
+    "twice in a row": (2, 1),
+    "again and again": (1, 1, 4, 5),
+}
+
+
+@pytest.mark.parametrize("stops", STOPS.values(), ids=STOPS)
+@pytest.mark.parametrize("name", [RESNET, DEIT])
+def test_in_memory(name: str, stops: tuple[int, ...], data: DataSet, tmp_path: Path) -> None:
+    task = small_task(name, data, drop_path=0.2, **RICH)
+    straight = run(task, data, tmp_path / "straight")
+    assert_equal(straight, run(task, data, tmp_path / "stopped", *stops))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stops", [(1,), (7,), (5, 1)], ids=["first", "mid", "twice"])
+def test_from_files(workers: int, stops: tuple[int, ...], tmp_path: Path) -> None:
+    data = folder_data(tmp_path / "data")
+    settings: dict[str, Any] = {
+        **RICH,
+        "scale": (0.3, 1.0),
+        "aa": "rand-m5-mstd0.5-inc1",
+        "aug_repeats": 2,
+    }
+    task = small_task(RESNET, data, epochs=2, **settings)
+    straight = run(task, data, tmp_path / "straight")
+    assert_equal(straight, run(task, data, tmp_path / "stopped", *stops, workers=workers))
+
+
+@pytest.mark.parametrize("opt", ["sgd", "momentum", "lamb", "nadamw", "lion"])
+def test_other_optimizers(opt: str, data: DataSet, tmp_path: Path) -> None:
+    task = small_task(RESNET, data, epochs=1, opt=opt, clip_grad=1.0, grad_accum_steps=2)
+    straight = run(task, data, tmp_path / "straight")
+    assert_equal(straight, run(task, data, tmp_path / "stopped", 3))
+
+
+def test_part_of_an_epoch_and_rare_evaluation(data: DataSet, tmp_path: Path) -> None:
+    task = small_task(RESNET, data, epochs=4.4, eval_epochs=3)
+    straight = run(task, data, tmp_path / "straight")
+    assert [row["step"] for row in straight.history] == [15, 22]
+    assert_equal(straight, run(task, data, tmp_path / "stopped", 14, 2))
+
+
+def test_logs_have_every_step_once(data: DataSet, tmp_path: Path) -> None:
+    task = small_task(RESNET, data)
+    trained = run(task, data, tmp_path / "run", 4, 7)
+    lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert [line.split('"step": ')[1].split(",")[0] for line in lines] == [
+        str(step) for step in range(1, 16)
+    ]
+    table = (tmp_path / "run" / "summary.csv").read_text().splitlines()
+    assert len(table) == 1 + len(trained.history) == 4
