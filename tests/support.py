@@ -122,10 +122,17 @@ def small_recipe(**settings: Any) -> Recipe:
 
 
 def small_task(
-    name: str, data: DataSet, *, epochs: float = 3, seed: int = 1, **settings: Any
+    name: str,
+    data: DataSet,
+    *,
+    arguments: dict[str, Any] | None = None,
+    epochs: float = 3,
+    seed: int = 1,
+    **settings: Any,
 ) -> Task:
     recipe = small_recipe(**settings)
-    spec = fit_to_data(rbdc.ModelSpec(name=name, arguments=TINY[name]), data, recipe)
+    spec = rbdc.ModelSpec(name=name, arguments=arguments or TINY[name])
+    spec = fit_to_data(spec, data, recipe)
     return Task(model=spec, recipe=recipe, epochs=epochs, seed=seed, warmup_epochs=1.0)
 
 

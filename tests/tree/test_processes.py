@@ -86,9 +86,7 @@ def together(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_two_processes_train_the_model_of_one(
-    folder: Path, together: Path, tmp_path: Path
-) -> None:
+def test_two_processes_train_the_model_of_one(folder: Path, together: Path, tmp_path: Path) -> None:
     run(small_tree(folder, DEIT, **SETTINGS), tmp_path / "one")
     one, two = (
         load_file(place / "model" / "model.safetensors") for place in (tmp_path / "one", together)

@@ -57,7 +57,7 @@ def run(
 
 
 def weights(output: Path) -> dict[str, torch.Tensor]:
-    return load_file(output / "model" / "model.safetensors")
+    return dict(load_file(output / "model" / "model.safetensors"))
 
 
 def assert_same_model(left: Path, right: Path) -> None:
@@ -208,12 +208,13 @@ def test_two_runs_in_one_folder(folder: Path, tmp_path: Path) -> None:
 
 def test_another_request_on_an_old_folder_is_refused(folder: Path, straight: Path) -> None:
     before = (straight / "run.json").read_text()
-    for settings, expected in (
+    others: tuple[tuple[dict[str, Any], str], ...] = (
         ({"lr": 0.002}, "recipe.lr was 0.001, now 0.002"),
         ({"seed": 3}, "seed was 0, now 3"),
         ({"transition": ("restart",)}, "transition was"),
         ({"epochs": 5.0}, "plan"),
-    ):
+    )
+    for settings, expected in others:
         with pytest.raises(RunError, match=expected):
             run(small_tree(folder, **settings), straight)
     assert (straight / "run.json").read_text() == before
@@ -222,7 +223,7 @@ def test_another_request_on_an_old_folder_is_refused(folder: Path, straight: Pat
 
 def test_other_data_on_an_old_folder_is_refused(tmp_path: Path) -> None:
     folder_data(tmp_path / "data")
-    settings = {"steps": 1, "epochs": 2.0}
+    settings: dict[str, Any] = {"steps": 1, "epochs": 2.0}
     run(small_tree(tmp_path / "data", **settings), tmp_path / "run")
     picture = next((tmp_path / "data" / "train").rglob("*.png"))
     next((tmp_path / "data" / "val").rglob("*.png")).rename(picture)

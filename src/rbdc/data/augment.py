@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from timm.data import Mixup, create_transform
 from timm.data.random_erasing import RandomErasing
@@ -42,7 +41,7 @@ class ImageFormat:
         return images.float().sub_(mean).div_(std)
 
 
-def training_transform(settings: Augmentation, image: ImageFormat) -> Callable[[Any], np.ndarray]:
+def training_transform(settings: Augmentation, image: ImageFormat) -> Callable[[Any], Tensor]:
     """From a PIL image to uint8 (3, height, width); erasing and mixing come later, on the batch."""
     size = (image.height, image.width)
     crop, colours, last = create_transform(
@@ -69,7 +68,7 @@ def training_transform(settings: Augmentation, image: ImageFormat) -> Callable[[
                 transforms.RandomVerticalFlip(settings.vflip),
             ]
         )
-    transform: Callable[[Any], np.ndarray] = transforms.Compose([crop, colours, last])
+    transform: Callable[[Any], Tensor] = transforms.Compose([crop, colours, last])
     return transform
 
 
@@ -78,8 +77,8 @@ def _one(settings: Augmentation) -> str:
     return "bicubic" if chosen == "random" else chosen
 
 
-def evaluation_transform(image: ImageFormat) -> Callable[[Any], np.ndarray]:
-    transform: Callable[[Any], np.ndarray] = create_transform(
+def evaluation_transform(image: ImageFormat) -> Callable[[Any], Tensor]:
+    transform: Callable[[Any], Tensor] = create_transform(
         (3, image.height, image.width),
         is_training=False,
         crop_pct=image.crop_pct,
@@ -127,14 +126,14 @@ class Windows:
 class BatchChanges:
     """What is done to normalized batches on either way: random erasing, then mixup and cutmix."""
 
-    def __init__(self, settings: Augmentation, classes: int, device: torch.device) -> None:
+    def __init__(self, settings: Augmentation, classes: int) -> None:
         self.reprob = settings.reprob
         self.erase = RandomErasing(
             probability=1.0,
             mode=settings.remode,
             max_count=settings.recount,
             num_splits=0,
-            device=str(device),
+            device="cpu",  # drawn where the generator is seeded, whatever the images are on
         )
         self.mix = (
             Mixup(

@@ -5,12 +5,14 @@ is closed under reversal (with image i of the batch it has image n-1-i), because
 batch with its reverse: so the shares of many processes are mixed as the whole batch of one is.
 """
 
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -79,7 +81,9 @@ class TrainingBatches:
         check_batch_size(len(data.train), batch_size, shares[0], mixes=settings.mixes)
         self.positions = [share_of(batch_size, shares[0], share) for share in shares[1]]
         self.steps_per_epoch = len(data.train) // batch_size
-        self._change = BatchChanges(settings, len(data.class_names), device)
+        self._change = BatchChanges(settings, len(data.class_names))
+        if isinstance(data.train, ImageSet) and settings.batched:
+            check_image_size(data.train, image)
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
 
     def from_step(self, start: int, stop: int) -> Iterator[list[Batch]]:
@@ -101,7 +105,6 @@ class TrainingBatches:
         return self._order[within * self.batch_size : (within + 1) * self.batch_size]
 
     def _in_memory(self, train: ImageSet, start: int, stop: int) -> Iterator[list[Batch]]:
-        check_image_size(train, self.image)
         windows = Windows(train.images.to(self.device), self.settings)
         labels = train.labels.to(self.device)
         for step in range(start, stop):
@@ -126,9 +129,9 @@ class TrainingBatches:
         for step in range(start, stop):
             micro = []
             for positions in self.positions:
-                images, labels, chosen = next(read)
+                images, labels, indices = next(read)
                 images, labels = (x.to(self.device, non_blocking=True) for x in (images, labels))
-                micro.append(self._finish(step, positions, images, labels, chosen))
+                micro.append(self._finish(step, positions, images, labels, indices))
             yield micro
 
     def _tokens(self, start: int, stop: int) -> Iterator[list[Token]]:
@@ -178,11 +181,7 @@ class EvaluationBatches:
         self.workers = workers
 
     def __iter__(self) -> Iterator[Batch]:
-        if isinstance(self.test, ImageSet) and self.test.images.shape[1:] == (
-            self.image.channels,
-            self.image.height,
-            self.image.width,
-        ):
+        if isinstance(self.test, ImageSet) and self._as_they_are(self.test):
             for batch in self.batches:
                 yield self._batch(
                     self.test.images[batch], self.test.labels[batch], torch.tensor(batch)
@@ -194,6 +193,12 @@ class EvaluationBatches:
         ):
             yield self._batch(images, labels, indices)
 
+    def _as_they_are(self, test: ImageSet) -> bool:
+        """Whether images in memory need no transform: what it would give are the same pixels."""
+        image = self.image
+        size = (image.channels, image.height, image.width)
+        return test.images.shape[1:] == size and image.crop_pct == 1.0
+
     def _batch(self, images: Tensor, labels: Tensor, indices: Tensor) -> Batch:
         return Batch(
             images=self.image.normalize(images.to(self.device, non_blocking=True)),
@@ -202,13 +207,17 @@ class EvaluationBatches:
         )
 
 
-class _Samples(Dataset[tuple[np.ndarray, int, int]]):
-    """One transformed image for a token."""
+Pixels = tuple[Tensor, Tensor, Tensor]  # uint8 images, labels, which images these are
+_Read = tuple[Pixels, list[str]] | DataError  # with what was wrong with images left out
+
+
+class _Samples(Dataset[Pixels]):
+    """Transformed images for a batch of tokens."""
 
     def __init__(
         self,
         source: ImageSource,
-        transform: Callable[[Any], np.ndarray],
+        transform: Callable[[Any], Tensor],
         channels: int,
         seed: int,
         skip_bad: bool,
@@ -216,85 +225,101 @@ class _Samples(Dataset[tuple[np.ndarray, int, int]]):
         self.source, self.transform, self.channels = source, transform, channels
         self.seed, self.skip_bad = seed, skip_bad
 
-    def __getitem__(self, token: Token) -> tuple[np.ndarray, int, int]:
-        epoch, position, index = token
-        image, index = self._read(index)
-        set_seeds(derive_seed(self.seed, "sample", epoch, position))
-        pixels = self.transform(image)[: self.channels]
-        return pixels, int(self.source.labels[index]), index
+    def __getitems__(self, tokens: list[Token]) -> _Read:
+        """What a worker sends. An error is sent, too: raised, torch would make a text of it."""
+        images, indices, replaced = [], [], []
+        try:
+            for epoch, position, index in tokens:
+                image, taken, problems = self._read(index)
+                set_seeds(derive_seed(self.seed, "sample", epoch, position))
+                images.append(torch.as_tensor(self.transform(image)[: self.channels]))
+                indices.append(taken)
+                replaced += problems
+        except DataError as error:
+            return error
+        labels = [int(self.source.labels[index]) for index in indices]
+        return (torch.stack(images), torch.tensor(labels), torch.tensor(indices)), replaced
 
-    def _read(self, index: int) -> tuple[Any, int]:
-        for _ in range(len(self.source)):
+    def _read(self, index: int) -> tuple[Any, int, list[str]]:
+        """An image, its index, and what was wrong with those whose place it takes."""
+        problems: list[str] = []
+        while True:
             try:
-                return read_rgb(self.source, index), index
+                image = read_rgb(self.source, index)
             except DataError as error:
-                if not self.skip_bad:
+                if not self.skip_bad or len(problems) == len(self.source):
                     raise
-                warnings.warn(f"{error.problem}; the next image takes its place", stacklevel=2)
+                problems.append(error.problem)
                 index = (index + 1) % len(self.source)
-        raise DataError("no image can be decoded", "Check the data set.")
-
-
-Read = tuple[Tensor, Tensor, Tensor]
-
-
-def _collate(samples: Sequence[tuple[np.ndarray, int, int]]) -> Read:
-    images, labels, indices = zip(*samples, strict=True)
-    return torch.from_numpy(np.stack(images)), torch.tensor(labels), torch.tensor(indices)
+            else:
+                # one channel is that of all colours, as in timm, not the red one
+                gray = image.convert("L").convert("RGB") if self.channels == 1 else image
+                return gray, index, problems
 
 
 def _read_batches(
     samples: _Samples, tokens: Callable[[], Iterator[list[Token]]], workers: int
-) -> Iterator[Read]:
-    """The batches that `tokens` lists, read by workers or by this process."""
+) -> Iterator[Pixels]:
+    """The batches that `tokens` lists, read by workers or by this process.
+
+    Batches are the same whoever reads them, so that a killed worker is no loss: the loader is made
+    again for the rest of them.
+    """
     if not workers:
         for batch in tokens():
             with generators_kept():
-                read = _collate([samples[token] for token in batch])
-            yield read
+                read = samples.__getitems__(batch)
+            yield _pixels(read)
         return
     done, lost = 0, 0
     while True:
-        loader: DataLoader[Any] = DataLoader(
-            samples,
-            batch_sampler=_Rest(tokens(), done),
-            num_workers=workers,
-            collate_fn=_collate,
-            pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # else the loader would draw from the global one
-        )
         try:
-            for read in loader:
-                done += 1
-                yield read
+            for read in _loader(samples, islice(tokens(), done, None), workers):
+                done, lost = done + 1, 0
+                yield _pixels(read)
             return
-        except RuntimeError as error:  # torch's word for a worker that was killed
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker (pid"):  # torch's words for a dead one
+                raise
             lost += 1
-            if "DataLoader worker" not in str(error) or lost >= LOST_WORKERS:
-                raise _worker_error(error) from error
+            if lost == LOST_WORKERS:
+                raise DataError(
+                    f"data workers keep dying: {error}",
+                    "Often memory is short: use fewer workers. The same command goes on from the "
+                    "last checkpoint.",
+                ) from None
             warnings.warn(f"a data worker died and is replaced: {error}", stacklevel=2)
 
 
-class _Rest:
-    """What is left of an iterator after so many: batches are the same whoever reads them."""
-
-    def __init__(self, batches: Iterator[list[Token]], skip: int) -> None:
-        self.batches, self.skip = batches, skip
-
-    def __iter__(self) -> Iterator[list[Token]]:
-        for number, batch in enumerate(self.batches):
-            if number >= self.skip:
-                yield batch
-
-
-def _worker_error(error: RuntimeError) -> Exception:
-    if "DataLoader worker" not in str(error):
-        return error
-    return DataError(
-        f"data workers keep dying: {error}",
-        "Often memory is short: use fewer workers. The same command goes on from the last "
-        "checkpoint.",
+def _loader(samples: _Samples, tokens: Iterator[list[Token]], workers: int) -> Iterator[_Read]:
+    """torch's loader. It would raise a worker's death wherever the main thread happens to be, from
+    a signal handler; without that handler it finds out when it waits for a batch."""
+    loader: DataLoader[Any] = DataLoader(
+        samples,
+        batch_sampler=tokens,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # else the loader would draw from the global one
     )
+    before = signal.getsignal(signal.SIGCHLD)
+    batches = iter(loader)
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, before)
+    return batches
+
+
+def _as_it_is(read: Any) -> Any:
+    return read
+
+
+def _pixels(read: _Read) -> Pixels:
+    if isinstance(read, DataError):
+        raise read
+    pixels, replaced = read
+    for problem in replaced:
+        warnings.warn(f"{problem}; the next image takes its place", stacklevel=2)
+    return pixels
 
 
 def check_batch_size(images: int, batch_size: int, shares: int, *, mixes: bool) -> None:
@@ -305,9 +330,13 @@ def check_batch_size(images: int, batch_size: int, shares: int, *, mixes: bool) 
         )
     multiple = 2 * shares if shares > 1 else 2 if mixes else 1
     if batch_size % multiple:
+        reason = (
+            f"it is cut into {shares} shares (processes x accumulation) of pairs"
+            if shares > 1
+            else "mixup and cutmix mix pairs"
+        )
         raise DataError(
-            f"the batch size {batch_size} is not a multiple of {multiple}, as mixup and "
-            f"{shares} share{'s' if shares > 1 else ''} of a batch (processes x accumulation) need",
+            f"the batch size {batch_size} is not a multiple of {multiple}: {reason}",
             f"Choose a multiple of {multiple}.",
         )
 

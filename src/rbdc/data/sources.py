@@ -82,16 +82,8 @@ def _find(name: str, folder: Path, download: bool) -> DataSet:
 def _without_bad(data: DataSet, skip: bool, *, every: bool) -> DataSet:
     """Decode what a quick look finds suspicious, or every image, and refuse or leave out what does
     not decode."""
-    bad = [
-        [index for index in suspects if not _decodes(source, index)]
-        for source in (data.train, data.test)
-        for suspects in [range(len(source)) if every else source.suspects()]
-    ]
-    names = [
-        source.name(index)
-        for source, indices in zip((data.train, data.test), bad, strict=True)
-        for index in indices
-    ]
+    bad = _bad_images(data.train, every), _bad_images(data.test, every)
+    names = [*map(data.train.name, bad[0]), *map(data.test.name, bad[1])]
     if not names:
         return replace(data, skip_bad=skip)
     if not skip:
@@ -111,12 +103,14 @@ def _without_bad(data: DataSet, skip: bool, *, every: bool) -> DataSet:
     )
 
 
-def _decodes(source: ImageSource, index: int) -> bool:
-    try:
-        read_rgb(source, index)
-    except DataError:
-        return False
-    return True
+def _bad_images(source: ImageSource, every: bool) -> list[int]:
+    bad = []
+    for index in range(len(source)) if every else source.suspects():
+        try:
+            read_rgb(source, index)
+        except DataError:
+            bad.append(index)
+    return bad
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:

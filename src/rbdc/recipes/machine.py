@@ -3,8 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rbdc.errors import RecipeError
-from rbdc.recipes.recipe import check_types
+from rbdc.recipes.recipe import check_range, settle_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +35,8 @@ class Machine:
         return asdict(self)
 
     def __post_init__(self) -> None:
-        check_types(self)
-        for name, least in (("keep", 1), ("checkpoint_epochs", 1), ("threads", 0), ("workers", 0)):
-            if getattr(self, name) < least:
-                raise RecipeError(
-                    f"{name} is {getattr(self, name)}, expected at least {least}", "Change it."
-                )
+        settle_types(self)
+        check_range(self, ("keep", "checkpoint_epochs"), at_least=1)
+        check_range(
+            self, ("threads", "workers", "checkpoint_minutes", "checkpoint_share"), at_least=0
+        )

@@ -6,20 +6,34 @@ Nothing here needs torch, so that the command line can list every option at once
 import ast
 import inspect
 import types
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
 from rbdc.errors import RecipeError, nearest
 
 Interpolation = Literal["bilinear", "bicubic", "random"]
+
+_COUNTS = ("batch_size", "grad_accum_steps", "lr_base_size", "eval_epochs", "recount")
+_SHARES = (
+    "hflip", "vflip", "reprob", "mixup_prob", "mixup_switch_prob", "drop", "drop_path",
+    "smoothing", "distillation_alpha", "model_ema_decay", "momentum", "opt_betas",
+)  # fmt: skip
+_AMOUNTS = (
+    "weight_decay", "warmup_epochs", "warmup_lr", "min_lr", "opt_eps", "decay_rate", "mixup",
+    "cutmix", "color_jitter", "crop_padding", "aug_repeats",
+)  # fmt: skip
+_SIZES = (
+    "lr", "lr_base", "clip_grad", "decay_epochs", "distillation_tau", "aspect_ratio", "std",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +106,7 @@ class Recipe(Augmentation):
     weight_decay: float = 0.05
     """weight decay"""
     filter_bias_and_bn: bool = True
-    """no weight decay on norms, biases, tokens and position embeddings"""
+    """no weight decay on norms and biases (tokens and position embeddings never have it)"""
     opt_eps: float | None = None
     """epsilon of the optimizer; by default its own"""
     opt_betas: tuple[float, float] | None = None
@@ -149,38 +163,15 @@ class Recipe(Augmentation):
     """evaluate every so many epochs, and at the end"""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        for name in ("batch_size", "grad_accum_steps", "lr_base_size", "eval_epochs", "recount"):
-            _check(name, getattr(self, name), at_least=1)
-        for name in (
-            "hflip",
-            "vflip",
-            "reprob",
-            "mixup_prob",
-            "mixup_switch_prob",
-            "drop",
-            "drop_path",
-            "smoothing",
-            "distillation_alpha",
-            "model_ema_decay",
-        ):
-            _check(name, getattr(self, name), at_least=0, at_most=1)
-        for name in (
-            "weight_decay",
-            "warmup_epochs",
-            "warmup_lr",
-            "min_lr",
-            "mixup",
-            "cutmix",
-            "color_jitter",
-            "crop_padding",
-            "aug_repeats",
-        ):
-            _check(name, getattr(self, name), at_least=0)
-        for name in ("lr", "lr_base", "clip_grad", "decay_epochs", "distillation_tau", "crop_pct"):
-            value = getattr(self, name)
-            if value is not None:
-                _check(name, value, above=0)
+        settle_types(self)
+        check_range(self, _COUNTS, at_least=1)
+        check_range(self, _SHARES, at_least=0, at_most=1)
+        check_range(self, ("scale", "crop_pct"), above=0, at_most=1)
+        check_range(self, _AMOUNTS, at_least=0)
+        check_range(self, _SIZES, above=0)
+        for name in ("scale", "aspect_ratio"):
+            if (pair := getattr(self, name)) is not None and pair[0] > pair[1]:
+                raise RecipeError(f"{name} is {pair}", "Give the smaller number first.")
         if self.distillation != "none" and self.teacher is None:
             raise RecipeError("distillation needs a teacher", "Give --teacher, or no distillation.")
         if (self.mean is None) != (self.std is None):
@@ -190,12 +181,6 @@ class Recipe(Augmentation):
     def learning_rate(self) -> float:
         """The peak learning rate that is really used."""
         return self.lr or self.lr_base * self.batch_size / self.lr_base_size
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Self:
-        """A recipe of settings that may come from a file; an unknown name is an error."""
-        check_names(settings, [field.name for field in fields(cls)])
-        return cls(**plain_settings(settings))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -217,7 +202,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     elif Path(name).suffix in (".yaml", ".yml"):
         try:
             text = Path(name).read_text()
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{name} cannot be read: {error}", "Name a YAML file.") from None
     else:
         known = shipped_recipes()
@@ -226,12 +211,16 @@ def read_recipe(name: str) -> dict[str, Any]:
             nearest(name, known) or f"Known are {', '.join(known)}, and YAML files.",
         )
     try:
-        content = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a ValueError
         raise RecipeError(f"{name} is not YAML: {error}", "Mend the file.") from None
+    content = {} if content is None else content  # an empty file
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise RecipeError(f"{name} holds no settings", "Write a line a setting: lr: 0.001")
-    return {key.replace("-", "_"): value for key, value in content.items()}
+    settings = {key.replace("-", "_"): value for key, value in content.items()}
+    if len(settings) < len(content):
+        raise RecipeError(f"{name} has a setting twice, with - and with _", "Leave one out.")
+    return settings
 
 
 def check_names(settings: Mapping[str, Any], known: list[str]) -> None:
@@ -243,37 +232,60 @@ def check_names(settings: Mapping[str, Any], known: list[str]) -> None:
             )
 
 
-def check_types(settings: Any) -> None:
-    """Every field of a settings dataclass must be what it is declared to be."""
+def settle_types(settings: Any) -> None:
+    """Make every field of a settings dataclass what it is declared to be, or say why it cannot be.
+
+    YAML's lists become tuples and whole numbers floats where floats are meant, so that settings
+    that mean the same are the same, wherever they come from.
+    """
     for name, hint in get_type_hints(type(settings)).items():
         value = getattr(settings, name)
-        if not _fits(value, hint):
+        try:
+            object.__setattr__(settings, name, _settled(value, hint))
+        except (TypeError, OverflowError):
             raise RecipeError(
-                f"{name} is {value!r}, expected {describe_type(hint)}",
-                "Numbers are written 0.001 or 1.0e-3: YAML reads 1e-3 as text."
-                if isinstance(value, str)
-                else "Give it such a value.",
-            )
-        if isinstance(value, float) and not isfinite(value):
-            raise RecipeError(f"{name} is {value}", "Give it a finite number.")
+                f"{name} is {value!r}, expected {describe_type(hint)}", _remedy(value, hint)
+            ) from None
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _settled(value: Any, hint: Any) -> Any:
+    """`value` as `hint` declares it; a TypeError if it is something else."""
     origin, inner = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return value in inner
     if origin in (Union, types.UnionType):
-        return any(_fits(value, one) for one in inner)
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        wanted = inner[:1] * len(value) if inner[1:] == (...,) else inner
-        return len(value) == len(wanted) and all(map(_fits, value, wanted))
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, origin or hint)
+        for one in inner:
+            with suppress(TypeError):
+                return _settled(value, one)
+    elif origin is Literal:
+        if value in inner:
+            return value
+    elif origin is tuple:
+        if isinstance(value, list | tuple):
+            hints = inner[:1] * len(value) if inner[1:] == (...,) else inner
+            if len(value) == len(hints):
+                return tuple(map(_settled, value, hints))
+    elif hint is float:
+        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
+            return float(value)
+    elif isinstance(value, origin or hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    raise TypeError
+
+
+def _remedy(value: Any, hint: Any) -> str:
+    if isinstance(value, str):
+        with suppress(ValueError):
+            float(value)
+            return "Numbers are written 0.001 or 1.0e-3: YAML reads 1e-3 as text."
+        if close := nearest(value, map(str, _choices(hint))):
+            return close
+    return "Give it such a value."
+
+
+def _choices(hint: Any) -> list[Any]:
+    """Every value that a Literal somewhere in `hint` names."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [choice for inner in get_args(hint) for choice in _choices(inner)]
 
 
 def describe_type(hint: Any) -> str:
@@ -284,37 +296,28 @@ def describe_type(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(describe_type(one) for one in inner)
     if origin is tuple:
-        return f"a list of {len(inner)} numbers" if inner[1:] != (...,) else "a list of numbers"
+        length = "" if inner[1:] == (...,) else f"{len(inner)} of "
+        return f"a list: {length}{describe_type(inner[0])}"
     names = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
-    return "nothing" if hint is type(None) else names.get(hint, str(hint))
+    return "nothing" if hint is type(None) else names.get(hint, "names with values")
 
 
-def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As a dataclass takes them: YAML's lists are tuples."""
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
-    }
-
-
-def _check(
-    name: str,
-    value: float,
+def check_range(
+    settings: Any,
+    names: Iterable[str],
     *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
+    at_least: float = -inf,
+    above: float = -inf,
+    at_most: float = inf,
 ) -> None:
-    if (
-        (at_least is not None and value < at_least)
-        or (above is not None and value <= above)
-        or (at_most is not None and value > at_most)
-    ):
-        limits = [
-            f"{word} {limit:g}"
-            for word, limit in (("at least", at_least), ("more than", above), ("at most", at_most))
-            if limit is not None
-        ]
-        raise RecipeError(f"{name} is {value:g}, expected {' and '.join(limits)}", "Change it.")
+    """Numbers, lists of numbers, or nothing, each within the limits."""
+    for name in names:
+        value = getattr(settings, name)
+        for number in value if isinstance(value, tuple) else () if value is None else (value,):
+            if not (at_least <= number <= at_most and number > above):
+                limits = (("at least", at_least), ("more than", above), ("at most", at_most))
+                said = " and ".join(f"{word} {x:g}" for word, x in limits if isfinite(x))
+                raise RecipeError(f"{name} is {number:g}, expected {said}", "Change it.")
 
 
 @cache

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from rbdc.errors import RecipeError
-from rbdc.recipes.recipe import Recipe, check_names, check_types, plain_settings
+from rbdc.recipes.recipe import Recipe, check_names, check_range, settle_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +65,11 @@ class Request:
     """couple architectures whose halves share weights"""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        settle_types(self)
+        check_range(self, ("carry_warmup_epochs",), at_least=0)
+        check_range(self, ("img_size",), at_least=1)
         if not 0 <= self.seed < 2**63:
             raise RecipeError(f"seed is {self.seed}", "Use a whole number from 0 to 2**63 - 1.")
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Self:
-        return cls(**plain_settings(settings))
 
 
 SPEND = ("budget", "total_flops", "epochs", "total_epochs")
@@ -92,11 +90,10 @@ def split_settings(
     if any(name in given for name in SPEND):
         base = {name: value for name, value in base.items() if name not in SPEND}
     merged = {**base, **given}
-    of_request = {field.name for field in fields(Request)}
-    known = [*of_request, *(field.name for field in fields(Recipe))]
-    check_names(merged, known)
+    of_request = [field.name for field in fields(Request)]
+    check_names(merged, [*of_request, *(field.name for field in fields(Recipe))])
     request = {name: value for name, value in merged.items() if name in of_request}
     if isinstance(request.get("transition"), str):
         request["transition"] = request["transition"].split(",")
     recipe = {name: value for name, value in merged.items() if name not in of_request}
-    return Request.of(request), Recipe.of(recipe)
+    return Request(**request), Recipe(**recipe)

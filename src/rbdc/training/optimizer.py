@@ -30,10 +30,11 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     device = next(model.parameters()).device.type
     if "fused" in known and device in ("cpu", "cuda"):
         options["fused"] = True
-    if recipe.opt_eps is not None:
-        options["eps"] = recipe.opt_eps
-    if recipe.opt_betas is not None:
-        options["betas"] = recipe.opt_betas
+    for name, value in (("eps", recipe.opt_eps), ("betas", recipe.opt_betas)):
+        if value is not None and name not in known:
+            raise RecipeError(f"{recipe.opt} has no {name}", f"Leave opt-{name} out.")
+        if value is not None:
+            options[name] = value
     try:
         optimizer: Optimizer = create_optimizer_v2(
             model,

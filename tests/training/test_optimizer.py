@@ -1,0 +1,85 @@
+"""Optimizer and schedule: timm's, stepped every update."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from rbdc.data import DataSet
+from rbdc.errors import RecipeError
+from rbdc.training import initial_weights
+from rbdc.training.optimizer import make_optimizer, make_schedule
+from tests.support import small_data, small_recipe, small_task
+
+DEIT = "deit_tiny_patch16_224"
+
+
+@pytest.fixture(scope="module")
+def data() -> DataSet:
+    return small_data()
+
+
+def rates(data: DataSet, *, anneal: bool = True, **settings: Any) -> list[float]:
+    task = small_task("resnet18d", data, epochs=10, lr=1.0, min_lr=0.1, **settings)
+    task = replace(task, anneal=anneal, warmup_epochs=2.0)
+    optimizer = make_optimizer(initial_weights(task).model, task.recipe)
+    schedule = make_schedule(optimizer, task, 5)
+    found = []
+    for step in range(task.steps(5)):
+        schedule.step(step)
+        found.append(max(group["lr"] for group in optimizer.param_groups))
+    return found
+
+
+def test_warm_up_then_cosine_every_update(data: DataSet) -> None:
+    found = rates(data, warmup_lr=0.0)
+    assert found[:10] == pytest.approx([step / 10 for step in range(10)])
+    assert all(left > right for left, right in pairwise(found[10:]))
+    assert found[-1] == pytest.approx(0.1, abs=2e-3)
+    cosine = 0.1 + 0.9 * (1 + torch.cos(torch.tensor(torch.pi * 25 / 50))) / 2
+    assert found[25] == pytest.approx(float(cosine), rel=1e-5)
+
+
+def test_without_annealing_the_rate_stays_at_its_peak(data: DataSet) -> None:
+    found = rates(data, anneal=False)
+    assert found[10:] == [1.0] * 40 and found[0] < 0.1
+
+
+def test_steps(data: DataSet) -> None:
+    found = rates(data, sched="step", decay_epochs=4.0, decay_rate=0.5)
+    assert found[15] == 1.0 and found[20] == 0.5 and found[40] == 0.25
+
+
+def test_no_decay_on_norms_biases_tokens_and_positions(data: DataSet) -> None:
+    model = initial_weights(small_task(DEIT, data)).model
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for decayed in (True, False):
+        recipe = small_recipe(weight_decay=0.05, filter_bias_and_bn=decayed)
+        groups = make_optimizer(model, recipe).param_groups
+        free = {names[id(p)] for g in groups if not g["weight_decay"] for p in g["params"]}
+        expected = {name for name in names.values() if name.endswith("bias") or "norm" in name}
+        assert free == {"cls_token", "pos_embed"} | (expected if decayed else set())
+
+
+@pytest.mark.parametrize(("opt", "fused"), [("adamw", True), ("sgd", True), ("lamb", None)])
+def test_fused_where_torch_has_it(opt: str, fused: bool | None, data: DataSet) -> None:
+    model = initial_weights(small_task(DEIT, data)).model
+    assert make_optimizer(model, small_recipe(opt=opt)).defaults.get("fused") is fused
+
+
+def test_settings_reach_the_optimizer(data: DataSet) -> None:
+    model = initial_weights(small_task(DEIT, data)).model
+    optimizer = make_optimizer(model, small_recipe(opt_eps=1e-6, opt_betas=(0.8, 0.9)))
+    assert optimizer.defaults["eps"] == 1e-6 and optimizer.defaults["betas"] == (0.8, 0.9)
+    sgd = make_optimizer(model, small_recipe(opt="momentum", momentum=0.7)).defaults
+    assert sgd["momentum"] == 0.7 and not sgd["nesterov"]
+
+
+def test_an_unknown_optimizer_has_a_neighbour(data: DataSet) -> None:
+    model = initial_weights(small_task(DEIT, data)).model
+    with pytest.raises(RecipeError, match=r"Did you mean .*adamw"):
+        make_optimizer(model, small_recipe(opt="adamww"))
+    with pytest.raises(RecipeError, match="sgd has no betas"):
+        make_optimizer(model, small_recipe(opt="sgd", opt_betas=(0.9, 0.9)))
