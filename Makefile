@@ -10,8 +10,8 @@ JOBS ?= 2
 test: $(VENV)/.dev lint        ## set up, lint, type-check, test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
 
-demo: $(VENV)/.ready           ## set up, then plan, train two small models and couple them
-	$(BIN)/python examples/couple_two_models.py
+demo: $(VENV)/.ready           ## set up, then train a small tree beside standard training
+	$(BIN)/rbdc train --recipe demo --output runs/demo
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -29,4 +29,4 @@ $(VENV)/.dev: $(VENV)/.ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) runs

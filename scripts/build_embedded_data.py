@@ -9,28 +9,16 @@ the result does not depend on who builds it: its SHA-256 over pixels and labels 
 """
 
 import argparse
-import gzip
 import hashlib
 from pathlib import Path
 
 import numpy as np
 
+from rbdc.data.small import read_idx
+
 TARGET = Path(__file__).parents[1] / "src/rbdc/data/embedded/fashion-mnist-12k.npz"
 PER_CLASS = {"train": 1000, "test": 200}
 FILES = {"train": "train", "test": "t10k"}
-
-
-def read_idx(folder: Path, name: str) -> np.ndarray:
-    """An idx file of bytes: two zeros, type 8, the number of axes, their sizes, the data."""
-    path = folder / name
-    raw = (
-        path.read_bytes()
-        if path.exists()
-        else gzip.decompress(path.with_name(f"{name}.gz").read_bytes())
-    )
-    axes = raw[3]
-    shape = np.frombuffer(raw, ">u4", axes, offset=4)
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
 def main() -> None:
@@ -39,8 +27,8 @@ def main() -> None:
     folder = parser.parse_args().folder
     arrays: dict[str, np.ndarray] = {}
     for split, prefix in FILES.items():
-        labels = read_idx(folder, f"{prefix}-labels-idx1-ubyte")
-        images = read_idx(folder, f"{prefix}-images-idx3-ubyte")
+        labels = read_idx(folder, f"{prefix}-labels-idx1-ubyte", axes=1).numpy()
+        images = read_idx(folder, f"{prefix}-images-idx3-ubyte", axes=3).numpy()
         chosen = np.sort(
             np.concatenate([np.flatnonzero(labels == c)[: PER_CLASS[split]] for c in range(10)])
         )

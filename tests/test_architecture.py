@@ -10,7 +10,7 @@ import rbdc
 SOURCE = Path(rbdc.__file__).parent
 ORDER = [
     {"errors"},
-    {"recipes"},
+    {"disk", "recipes"},
     {"coupling", "data"},
     {"models"},
     {"budget"},

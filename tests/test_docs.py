@@ -32,7 +32,7 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
     text = page.read_text()
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / target).exists(), target
-    for script in re.findall(r"python ((?:benchmarks|scripts|examples)/\w+\.py)", text):
+    for script in re.findall(r"python ((?:benchmarks|scripts)/\w+\.py)", text):
         assert (ROOT / script).exists(), script
 
 

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _plan(options: Namespace) -> None:
     from rbdc.budget import make_plan
     from rbdc.models import ModelSpec
-    from rbdc.report import plan_table, save_plan_plot
+    from rbdc.report.plan import plan_table, save_plan_plot
 
     if options.plot:
         _check_picture(options.plot)
@@ -84,7 +84,7 @@ def _train(options: Namespace) -> None:
     from rbdc.report.run import result_lines
     from rbdc.training import join_world
     from rbdc.training.world import leave_world
-    from rbdc.tree import prepare
+    from rbdc.tree.prepare import prepare
 
     given = _given(options, Request) | _given(options, Recipe)
     name = options.recipe or _default_recipe(given)
@@ -109,7 +109,7 @@ def _train(options: Namespace) -> None:
 
 
 def _introduce(prepared: Any, name: str, output: Path) -> None:
-    from rbdc.report import plan_table
+    from rbdc.report.plan import plan_table
 
     recipe, data = prepared.recipe, prepared.data
     _print(plan_table(prepared.plan))

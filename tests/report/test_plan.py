@@ -8,7 +8,8 @@ from rich.console import Console
 
 import rbdc
 from rbdc.models import ModelSpec
-from rbdc.report import plan_table, readable_flops, save_plan_plot
+from rbdc.report.plan import plan_table, save_plan_plot
+from rbdc.report.units import readable_flops
 
 SMALL = ModelSpec(
     name="deit_tiny_patch16_224",

@@ -16,7 +16,8 @@ from rbdc.data import open_data
 from rbdc.recipes import Machine, read_recipe, split_settings
 from rbdc.training import World, initial_weights
 from rbdc.training.loop import train
-from rbdc.tree import TrainJob, prepare
+from rbdc.tree.jobs import TrainJob
+from rbdc.tree.prepare import prepare
 
 GOLDEN = Path(__file__).with_name("golden.json")
 RECIPES = ("demo", "demo-deit")

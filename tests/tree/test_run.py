@@ -18,7 +18,9 @@ from safetensors.torch import load_file
 import rbdc
 from rbdc.errors import DataError, Interrupted, RecipeError, RunError
 from rbdc.recipes import Machine, Request
-from rbdc.tree import Event, Prepared, TrainJob, prepare
+from rbdc.tree.engine import Event
+from rbdc.tree.jobs import TrainJob
+from rbdc.tree.prepare import Prepared, prepare
 from rbdc.tree.run import differences
 from tests.support import QUICK, TINY, folder_data, small_recipe
 

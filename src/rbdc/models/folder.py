@@ -7,9 +7,7 @@ runs code from a file: safetensors, JSON, and pickles with `weights_only=True`.
 """
 
 import copy
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +20,7 @@ from timm.models import load_state_dict, save_for_hf
 from torch import Tensor, nn
 
 from rbdc.coupling import ClassNames, class_names, set_class_names
+from rbdc.disk import is_writable, put_in_place, sha256_of, sync
 from rbdc.errors import CheckpointError, ModelError
 from rbdc.models.build import (
     as_spec,
@@ -97,10 +96,9 @@ def check_writable(folder: Path, *, force: bool) -> None:
                 f"{folder} is not just an exported model, so it is not replaced even by force",
                 "Choose another folder, or remove this one yourself.",
             )
-    parent = next(path for path in (folder, *folder.parents) if path.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
+    if not is_writable(folder):
         raise CheckpointError(
-            f"{folder} cannot be written: {parent} is not a folder one may write to",
+            f"{folder} cannot be written: where it is to be is not a folder one may write to",
             "Choose another folder.",
         )
 
@@ -267,31 +265,3 @@ def _check_sum(folder: Path) -> None:
             f"{folder / WEIGHTS} does not have the checksum written in {RECORD}",
             "The file is damaged or was replaced: export the model again.",
         )
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def put_in_place(partial: Path, target: Path) -> None:
-    """Put a finished folder in its place; what was there goes only when the new one stands."""
-    old = partial.with_suffix(".old")
-    if target.exists():
-        target.rename(old)
-    try:
-        partial.rename(target)
-    except BaseException:
-        if old.exists():
-            old.rename(target)
-        raise
-    sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)

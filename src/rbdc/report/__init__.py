@@ -1,5 +1,1 @@
-"""What people look at: plans, runs as they go, runs as they are."""
-
-from rbdc.report.plan import plan_table, readable_flops, save_plan_plot
-
-__all__ = ["plan_table", "readable_flops", "save_plan_plot"]
+"""What people look at: plans (`plan`), runs as they go (`live`) and as they are (`run`)."""

@@ -9,7 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from rbdc.tree import Event, TrainJob, Tree
+from rbdc.report.units import readable_duration
+from rbdc.tree.engine import Event
+from rbdc.tree.jobs import TrainJob
+from rbdc.tree.nodes import Tree
 
 
 class LiveRun:
@@ -101,7 +104,7 @@ class LiveRun:
         if here <= 0:
             return "?"
         rate = here / (time.monotonic() - self.began)
-        return _duration((sum(self.work.values()) - spent) / rate)
+        return readable_duration((sum(self.work.values()) - spent) / rate)
 
     def _say(self, text: str) -> None:
         self.console.print(escape(text), highlight=False, soft_wrap=True)
@@ -117,10 +120,4 @@ def _outcome(result: Mapping[str, Any]) -> str:
             f"{_scores(result)} before any step (proof {result['proof_error']:.0e}, "
             f"drift of the norms {result['norm_drift']:.0e})"
         )
-    return f"{_scores(result)} after {_duration(result['seconds'])}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{_scores(result)} after {readable_duration(result['seconds'])}"

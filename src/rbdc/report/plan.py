@@ -9,20 +9,7 @@ from rich.text import Text
 
 from rbdc.budget import Plan, Stage
 from rbdc.models import scaled_widths
-
-_UNITS = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
-
-def readable_flops(flops: float) -> str:
-    """35.17 GFLOPs, 1.4 ZFLOPs."""
-    return f"{_scaled(flops)}FLOPs"
-
-
-def _scaled(value: float) -> str:
-    for size, prefix in _UNITS:
-        if value >= size:
-            return f"{value / size:.4g} {prefix}"
-    return f"{value:.0f} "
+from rbdc.report.units import readable_flops, scaled
 
 
 def plan_table(plan: Plan) -> RenderableType:
@@ -37,12 +24,12 @@ def plan_table(plan: Plan) -> RenderableType:
             _models(stage),
             _size(plan, stage),
             _epochs(stage.epochs),
-            _scaled(stage.forward_flops),
-            _scaled(stage.training_flops),
+            scaled(stage.forward_flops),
+            scaled(stage.training_flops),
             f"{stage.share:.1%}",
         )
     table.add_section()
-    table.add_row("everything", "", "", "", _scaled(plan.training_flops), "100.0%", style="bold")
+    table.add_row("everything", "", "", "", scaled(plan.training_flops), "100.0%", style="bold")
     return Group(table, *(Text(line) for line in _notes(plan)))
 
 

@@ -10,11 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from rbdc.disk import read_json
 from rbdc.errors import RunError
-from rbdc.report.plan import readable_flops
+from rbdc.report.units import readable_flops
 from rbdc.tree.lock import holder
-from rbdc.tree.run import RUN
-from rbdc.tree.store import FAILED, PROGRESS, RESULT, read_json
+from rbdc.tree.places import FAILED, PROGRESS, RESULT, RUN
 
 
 def run_status(folder: Path) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rbdc.disk import put_in_place, sha256_of, sync
 from rbdc.errors import CheckpointError, RunError
-from rbdc.models.folder import put_in_place, sha256_of, sync
 
 TENSORS, FACTS, SUM = "state.safetensors", "state.json", "sha256"
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rbdc.disk import write_text
+
 SUMMARY, LOG, BOARD = "summary.csv", "log.jsonl", "tensorboard"
 
 
@@ -54,13 +56,6 @@ class Logs:
         self._file.close()
         if self._board is not None:
             self._board.close()
-
-
-def write_text(path: Path, text: str) -> None:
-    """A small file, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

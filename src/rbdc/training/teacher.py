@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from rbdc.data import ImageFormat
+from rbdc.disk import sha256_of
 from rbdc.errors import ModelError, RecipeError, nearest
 from rbdc.models import load
-from rbdc.models.folder import read_json, read_weights, sha256_of, weights_in
+from rbdc.models.folder import read_json, read_weights, weights_in
 from rbdc.recipes import Recipe
 
 

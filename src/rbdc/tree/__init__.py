@@ -1,24 +1,5 @@
-"""A tree of trainings: jobs with parents, a store of finished ones, engines that run the rest."""
+"""A tree of trainings: jobs with parents, a store of finished ones, engines that run the rest.
 
-from rbdc.tree.engine import Engine, Event, InProcess, SideBySide, Watcher
-from rbdc.tree.jobs import CoupleJob, Job, TrainJob
-from rbdc.tree.nodes import Node, Tree, grow_tree
-from rbdc.tree.prepare import Prepared, prepare
-from rbdc.tree.store import Store
-
-__all__ = [
-    "CoupleJob",
-    "Engine",
-    "Event",
-    "InProcess",
-    "Job",
-    "Node",
-    "Prepared",
-    "SideBySide",
-    "Store",
-    "TrainJob",
-    "Tree",
-    "Watcher",
-    "grow_tree",
-    "prepare",
-]
+Start reading at `prepare`. Nothing is imported here, so that a run's folder can be looked at
+(`places`, `lock`) without loading torch.
+"""

@@ -71,6 +71,8 @@ class InProcess:
                     ledger.finished(job, result)
                 except RbdcError as error:
                     ledger.failed(job, error)
+                    if shop.world.size > 1:  # the others may not have failed: torchrun ends them
+                        raise
                 if shop.world.size == 1 and stopped():  # many agree on it in the next training
                     raise Interrupted("stopped between two jobs")
         ledger.close()
@@ -89,7 +91,10 @@ class SideBySide:
     """CUDA_VISIBLE_DEVICES of each worker, on a machine with GPUs."""
 
     def run(self, jobs: Sequence[Job], shop: Workshop, watch: Watcher) -> None:
-        context = multiprocessing.get_context("spawn")
+        # A server that has imported everything and computed nothing forks the workers: they start
+        # at once, and inherit neither threads nor a CUDA context.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["rbdc.tree.execute"])
         events, devices = context.Queue(), context.Queue()
         stop = context.Event()
         for number in range(self.workers):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rbdc.budget import forward_flops, training_flops
 from rbdc.coupling import couple, layout_of, set_class_names, verify_coupling
 from rbdc.data import DataSet, EvaluationBatches
+from rbdc.disk import write_json
 from rbdc.errors import CouplingError
 from rbdc.models import build_empty, export, load
 from rbdc.models.coupled import noise_image
@@ -22,7 +23,8 @@ from rbdc.training.machine import torch_device
 from rbdc.training.state import part
 from rbdc.training.task import describe_images, image_format
 from rbdc.tree.jobs import CoupleJob, Job, TrainJob
-from rbdc.tree.store import PROGRESS, Store, write_json
+from rbdc.tree.places import AVERAGE, MODEL, OPTIMIZER, PROGRESS, START
+from rbdc.tree.store import Store
 
 PROGRESS_SECONDS = 2.0
 
@@ -110,18 +112,18 @@ def _result(shop: Workshop, trained: Trained, per_image: float) -> dict[str, Any
 def _keep(job: TrainJob, folder: Path, trained: Trained, result: dict[str, Any]) -> None:
     """The trained model; its average; what a coupling carries over."""
     record = {"job": {"key": job.key, **job.content()}, "result": result}
-    export(trained.state.model, folder / "model", record=record, force=True)
+    export(trained.state.model, folder / MODEL, record=record, force=True)
     if trained.state.averaged is not None:
-        export(trained.state.averaged, folder / "ema", record=record, force=True)
+        export(trained.state.averaged, folder / AVERAGE, record=record, force=True)
     if job.keeps_optimizer:
         tensors, facts = trained.state.saved()
-        write_state(folder / "optimizer", part(tensors, "optimizer/"), facts["optimizer"])
+        write_state(folder / OPTIMIZER, part(tensors, "optimizer/"), facts["optimizer"])
 
 
 def _start(job: TrainJob, shop: Workshop) -> Start:
     if job.initial is None:
         return initial_weights(job.task)
-    tensors, facts = read_state(shop.store.folder(job.initial) / "start")
+    tensors, facts = read_state(shop.store.folder(job.initial) / START)
     model = build_empty(job.model)
     model.load_state_dict(part(tensors, "model/"))
     moments = part(tensors, "optimizer/")
@@ -136,7 +138,7 @@ def _couple(job: CoupleJob, shop: Workshop) -> dict[str, Any]:
     """Couple, prove it, and see how good the wide model is before any step."""
     began = time.monotonic()
     folders = [shop.store.folder(parent) for parent in job.parents]
-    first, second = (load(folder / "model") for folder in folders)
+    first, second = (load(folder / MODEL) for folder in folders)
     wide = couple(first, second, into=build_empty(job.model), allow_inexact=job.allow_inexact)
     proof = verify_coupling(first, second, wide, noise_image(wide))
     if not (proof.holds or job.allow_inexact):
@@ -161,18 +163,18 @@ def _couple(job: CoupleJob, shop: Workshop) -> dict[str, Any]:
     tensors: dict[str, Tensor] = {f"model/{k}": v for k, v in wide.state_dict().items()}
     facts: dict[str, Any] = {}
     layout = layout_of(first, wide)
-    if (folders[0] / "ema").exists():
-        averages = [load(folder / "ema") for folder in folders]
+    if (folders[0] / AVERAGE).exists():
+        averages = [load(folder / AVERAGE) for folder in folders]
         averaged = couple(*averages, into=build_empty(job.model), allow_inexact=job.allow_inexact)
         tensors |= {f"ema/{name}": tensor for name, tensor in averaged.state_dict().items()}
     if job.transition.carries:
-        states = [read_state(folder / "optimizer") for folder in folders]
+        states = [read_state(folder / OPTIMIZER) for folder in folders]
         moments = job.transition.optimizer(states[0], states[1], layout)
         assert moments is not None
         tensors |= {f"optimizer/{name}": tensor for name, tensor in moments[0].items()}
         facts["optimizer"] = moments[1]
     if shop.world.is_main:
-        write_state(shop.store.folder(job) / "start", tensors, facts)
+        write_state(shop.store.folder(job) / START, tensors, facts)
     return {
         "kind": "couple",
         "transition": job.transition.name,

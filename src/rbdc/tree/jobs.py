@@ -23,6 +23,7 @@ class TrainJob:
     task: Task
     data: str
     """Fingerprint of the data."""
+    class_names: tuple[str, ...]
     initial: "CoupleJob | None" = None
     teacher: str | None = None
     """SHA-256 of the teacher's weights."""
@@ -43,6 +44,7 @@ class TrainJob:
             "format": FORMAT,
             "task": self.task.to_json(),
             "data": self.data,
+            "class_names": list(self.class_names),
             "initial": self.initial.key if self.initial else None,
             "teacher": self.teacher,
             "keeps_optimizer": self.keeps_optimizer,

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rbdc.errors import RunError
-
-LOCK = "run.lock"
+from rbdc.tree.places import LOCK
 
 
 @contextmanager

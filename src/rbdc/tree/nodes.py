@@ -86,6 +86,7 @@ def grow_tree(
                     anneal=out_of is None or out_of.anneals,
                 ),
                 data=data.fingerprint,
+                class_names=data.class_names,
                 initial=initial,
                 teacher=teacher,
                 keeps_optimizer=out_of is not None and out_of.carries,
@@ -113,6 +114,7 @@ def _standard(plan: Plan, recipe: Recipe, data: DataSet, seed: int, teacher: str
             warmup_epochs=recipe.warmup_epochs,
         ),
         data=data.fingerprint,
+        class_names=data.class_names,
         teacher=teacher,
     )
     return Node(name="standard", level=0, job=job)

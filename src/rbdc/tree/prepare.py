@@ -32,7 +32,8 @@ _PLAN = (
     "rounding",
 )
 _ELSEWHERE = {*_PLAN, "model", "model_kwargs", "width", "img_size"}  # in the plan
-_HARMLESS = {"data_dir", "data_download", "with_baseline"}  # may differ when a run goes on
+# May differ when a run goes on: the data is known by its fingerprint, wherever it lies.
+_HARMLESS = {"data", "data_dir", "data_download", "in_memory", "skip_bad", "with_baseline"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,11 +1,4 @@
-"""A run: the jobs of a tree in one folder, from the first check to the trained target.
-
-RUN/
-  run.json        what was asked for; a later start must ask for the same
-  jobs/           the store
-  model/          the trained target, as timm loads it
-  result.json     accuracies and FLOPs, of the tree and of standard training beside it
-"""
+"""A run: the jobs of a tree in one folder, from the first check to the trained target."""
 
 import platform
 import sys
@@ -22,6 +15,7 @@ import torch
 from torch import nn
 
 from rbdc.data import DataSet, ImageSet, check_batch_size, check_image_size
+from rbdc.disk import free_bytes, is_writable, read_json, write_json
 from rbdc.errors import RunError
 from rbdc.models import ModelSpec, build_meta, export, load, timm_builds
 from rbdc.recipes import Machine, Recipe
@@ -34,9 +28,8 @@ from rbdc.tree.jobs import CoupleJob, TrainJob
 from rbdc.tree.lock import locked
 from rbdc.tree.measure import faster_jobs
 from rbdc.tree.nodes import Node, Tree
-from rbdc.tree.store import Store, folder_name, free_bytes, is_writable, read_json, write_json
-
-RUN, RESULT, JOBS, MODEL = "run.json", "result.json", "jobs", "model"
+from rbdc.tree.places import AVERAGE, JOBS, LOCK, MODEL, RESULT, RUN
+from rbdc.tree.store import Store, folder_name
 
 
 def run_tree(
@@ -57,6 +50,8 @@ def run_tree(
     The same request on the same folder goes on where it was; another one is refused. `jobs`
     siblings are trained side by side; by default one on a GPU, and on a CPU what is faster.
     """
+    if jobs is not None and jobs < 1:
+        raise RunError(f"jobs is {jobs}, expected 1 or more", "1 is one training at a time.")
     check_run(tree, recipe, data, output, machine, world)
     store = Store(output / JOBS)
     shop = Workshop(
@@ -135,7 +130,7 @@ def _begin(
     old = read_json(output / RUN)
     if old:
         _check_same(output, old["request"], request)
-    elif any(path.name != "run.lock" for path in output.iterdir()):
+    elif any(path.name != LOCK for path in output.iterdir()):
         raise RunError(
             f"{output} holds something, but no run of ours", "Choose an empty or a new folder."
         )
@@ -188,7 +183,7 @@ def _finish(output: Path, tree: Tree, store: Store) -> dict[str, Any]:
     target = tree.target.job
     result = run_result(tree, store)
     folder = store.folder(target)
-    chosen = folder / ("ema" if (folder / "ema").exists() else "model")
+    chosen = folder / (AVERAGE if (folder / AVERAGE).exists() else MODEL)
     export(load(chosen), output / MODEL, record={"run": result}, force=True)
     result["timm_loads"] = timm_builds(target.model)
     write_json(output / RESULT, result)
