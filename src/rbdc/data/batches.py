@@ -315,7 +315,7 @@ def _as_it_is(read: Any) -> Any:
 
 def _pixels(read: _Read) -> Pixels:
     if isinstance(read, DataError):
-        raise read
+        raise DataError(read.problem, read.remedy)
     pixels, replaced = read
     for problem in replaced:
         warnings.warn(f"{problem}; the next image takes its place", stacklevel=2)

@@ -30,7 +30,8 @@ class LiveRun:
         if tree.baseline:
             self.work[tree.baseline.job.key] = tree.plan.training_flops
         self.done: dict[str, float] = {}  # share of each training
-        self.began, self.found = time.monotonic(), 0.0
+        self.began: float | None = None  # when the first step was told of
+        self.found = 0.0  # FLOPs of what was already trained
         self.bars: dict[str, TaskID] = {}
         self.lines: dict[str, int] = {}
         self.rich = self.console.is_terminal
@@ -81,16 +82,19 @@ class LiveRun:
         self.progress.update(self.whole, completed=share, what=f"left {self._left(spent)}")
 
     def _progress(self, event: Event, name: str) -> None:
-        p = event.progress
-        assert p is not None
+        p, job = event.progress, self.nodes[event.key].job
+        assert p is not None and isinstance(job, TrainJob)
+        self.began = self.began or time.monotonic()
         share = p.step / p.steps
         self.done[event.key] = share
         what = (
             f"epoch {p.epoch + 1}/{p.epochs:.4g}  loss {p.loss:.3f}  "
             f"{p.images_per_second:,.0f} images/s"
         )
+        images_left = (p.steps - p.step) * job.task.recipe.batch_size
+        left = readable_duration(images_left / max(p.images_per_second, 1e-9))
         if self.rich:
-            self.progress.update(self.bars[event.key], completed=share, what=what)
+            self.progress.update(self.bars[event.key], completed=share, what=f"{what}  left {left}")
         if p.scores is not None and not self.rich:
             spent = sum(self.work.get(key, 0.0) * done for key, done in self.done.items())
             self._say(
@@ -101,7 +105,7 @@ class LiveRun:
     def _left(self, spent: float) -> str:
         """Time to the end of the whole tree, at this sitting's FLOPs a second."""
         here = spent - self.found
-        if here <= 0:
+        if here <= 0 or self.began is None or time.monotonic() <= self.began:
             return "?"
         rate = here / (time.monotonic() - self.began)
         return readable_duration((sum(self.work.values()) - spent) / rate)

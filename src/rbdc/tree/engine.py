@@ -13,7 +13,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from queue import Empty
 from types import FrameType
 from typing import Any, Literal, Protocol
 
@@ -95,7 +94,7 @@ class SideBySide:
         # at once, and inherit neither threads nor a CUDA context.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["rbdc.tree.execute"])
-        events, devices = context.Queue(), context.Queue()
+        events, devices = context.SimpleQueue(), context.SimpleQueue()
         stop = context.Event()
         for number in range(self.workers):
             devices.put(self.devices[number] if self.devices else None)
@@ -188,11 +187,9 @@ def _settle(future: Future[Any], job: Job, ledger: _Ledger) -> None:
 
 
 def _forward(events: Any, watch: Watcher) -> None:
-    while True:
-        try:
-            key, progress = events.get_nowait()
-        except Empty:
-            return
+    """What workers have told so far: a simple queue has it before the job is reported done."""
+    while not events.empty():
+        key, progress = events.get()
         watch(Event(kind="progress", key=key, progress=progress))
 
 

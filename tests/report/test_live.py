@@ -1,0 +1,103 @@
+"""A run as it goes, told to a terminal and to a file."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from rbdc.recipes import Request
+from rbdc.report.live import LiveRun
+from rbdc.report.units import readable_duration
+from rbdc.training import Progress, Scores
+from rbdc.tree.engine import Event
+from rbdc.tree.nodes import Tree
+from rbdc.tree.prepare import prepare
+from tests.support import TINY, folder_data, small_recipe
+
+SCORES = Scores(top1=0.25, top5=0.75, loss=2.0)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    folder = tmp_path_factory.mktemp("data")
+    folder_data(folder)
+    request = Request(
+        model="resnet18d",
+        model_kwargs=TINY["resnet18d"],
+        data=str(folder),
+        in_memory=True,
+        epochs=4.0,
+        with_baseline=True,
+    )
+    return prepare(request, small_recipe()).tree
+
+
+def progress(step: int, scores: Scores | None = None) -> Progress:
+    return Progress(
+        step=step,
+        steps=20,
+        epoch=step // 5,
+        epochs=4.0,
+        loss=1.5,
+        lr=0.001,
+        images_per_second=40.0,
+        scores=scores,
+    )
+
+
+def tell(tree: Tree, console: Console) -> LiveRun:
+    first, second, coupling, target = tree.nodes
+    standard = tree.all[-1]
+    couple = {"kind": "couple", "top1": 0.5, "proof_error": 1e-7, "norm_drift": 0.0}
+    trained = {"kind": "train", "top1": 0.625, "seconds": 65.0}
+    with LiveRun(tree, console) as live:
+        for event in (
+            Event(kind="found", key=first.job.key, result=trained),
+            Event(kind="started", key=second.job.key),
+            Event(kind="progress", key=second.job.key, progress=progress(5)),
+            Event(kind="progress", key=second.job.key, progress=progress(10, SCORES)),
+            Event(kind="finished", key=second.job.key, result=trained),
+            Event(kind="started", key=coupling.job.key),
+            Event(kind="finished", key=coupling.job.key, result=couple),
+            Event(kind="started", key=target.job.key),
+            Event(kind="failed", key=target.job.key, error="the loss is nan\nTry again."),
+            Event(kind="started", key=standard.job.key),
+        ):
+            live(event)
+        if console.is_terminal:
+            live.progress.refresh()
+    return live
+
+
+def test_a_file_gets_plain_lines(tree: Tree) -> None:
+    output = StringIO()
+    tell(tree, Console(file=output, width=140))
+    lines = output.getvalue().splitlines()
+    assert lines[0] == "1.0 (width 0.5): already trained, top-1 62.50%"
+    assert lines[1].startswith(
+        "Train 1.1 (width 0.5): epoch 3/4  loss 1.500  40 images/s  lr 1.00e-03  top-1 25.00%  left"
+    )
+    assert lines[2] == "1.1 (width 0.5): top-1 62.50% after 1:05"
+    assert lines[3].startswith(
+        "coupling target (width 1): top-1 50.00% before any step (proof 1e-07"
+    )
+    assert lines[4] == "target (width 1): failed: the loss is nan"
+    assert "\x1b" not in output.getvalue()
+
+
+def test_a_terminal_gets_bars(tree: Tree) -> None:
+    output = StringIO()
+    live = tell(tree, Console(file=output, width=120, force_terminal=True))
+    text = output.getvalue()
+    assert "tree" in text and "━" in text and "left" in text
+    shares = [live.done[node.job.key] for node in tree.nodes[:2]]
+    assert shares == [1.0, 1.0]
+
+
+def test_durations() -> None:
+    assert [readable_duration(s) for s in (5, 65, 3600, 90061)] == [
+        "0:05",
+        "1:05",
+        "1:00:00",
+        "25:01:01",
+    ]
