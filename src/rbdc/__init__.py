@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rbdc.budget import Plan, Stage, count_flops, forward_flops, make_plan
     from rbdc.coupling import CouplingProof, couple, verify_coupling
+    from rbdc.data import DataSet, open_data
     from rbdc.errors import RbdcError
     from rbdc.models import ModelSpec, build, export, load, spec_of
+    from rbdc.recipes import Machine, Recipe, Request
+    from rbdc.tree.prepare import Prepared, prepare, train
 
 __version__ = "0.1.0"
 
@@ -26,12 +29,25 @@ _HOME = {
     "export": "models",
     "load": "models",
     "spec_of": "models",
+    "DataSet": "data",
+    "open_data": "data",
+    "Machine": "recipes",
+    "Recipe": "recipes",
+    "Request": "recipes",
+    "Prepared": "tree.prepare",
+    "prepare": "tree.prepare",
+    "train": "tree.prepare",
 }
 __all__ = [
     "CouplingProof",
+    "DataSet",
+    "Machine",
     "ModelSpec",
     "Plan",
+    "Prepared",
     "RbdcError",
+    "Recipe",
+    "Request",
     "Stage",
     "build",
     "count_flops",
@@ -40,7 +56,10 @@ __all__ = [
     "forward_flops",
     "load",
     "make_plan",
+    "open_data",
+    "prepare",
     "spec_of",
+    "train",
     "verify_coupling",
 ]
 

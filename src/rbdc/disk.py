@@ -14,8 +14,11 @@ from rbdc.errors import RunError
 def write_text(path: Path, text: str) -> None:
     """A small file; what was there is replaced in one step."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

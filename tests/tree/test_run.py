@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import time
 from contextlib import suppress
@@ -324,6 +325,35 @@ def test_what_cannot_work_is_said_before_anything_is_written(
         run(small_tree(folder, **settings), tmp_path / "run")
     assert isinstance(error.value, RecipeError | DataError | RunError | rbdc.RbdcError)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_ends_in_two_lines_and_the_run_goes_on(
+    folder: Path, straight: Path, tmp_path: Path
+) -> None:
+    """Files may not grow beyond some size: as if the disk were full there."""
+    context = multiprocessing.get_context("fork")
+    for limit in (2_000, 20_000, 30_000, 45_000):
+        process = context.Process(target=_run_on_a_small_disk, args=(folder, tmp_path, limit))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        said = (tmp_path / f"said-{limit}").read_text().splitlines()
+        assert len(said) == 2, said
+        assert not [p for p in (tmp_path / "run").rglob("*") if p.name.endswith(".partial")]
+    run(small_tree(folder), tmp_path / "run")
+    assert_same_model(straight, tmp_path / "run")
+
+
+def _run_on_a_small_disk(folder: Path, place: Path, limit: int) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        run(small_tree(folder), place / "run", EAGER)
+        said = "it went well"
+    except rbdc.RbdcError as error:
+        said = str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    (place / f"said-{limit}").write_text(said)
 
 
 def test_differences_are_named_with_dots() -> None:

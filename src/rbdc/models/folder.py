@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 import torch
+from safetensors import SafetensorError
 from timm.models import load_state_dict, save_for_hf
 from torch import Tensor, nn
 
@@ -77,6 +78,10 @@ def export(
         for path in (*partial.iterdir(), partial):
             sync(path)
         put_in_place(partial, target)
+    except SafetensorError as error:  # its word for a full disk
+        raise CheckpointError(
+            f"{target} could not be written: {error}", "Make room, or choose another folder."
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target

@@ -11,7 +11,7 @@ from rbdc.budget import Plan, make_plan
 from rbdc.data import DataSet, open_data
 from rbdc.errors import RecipeError
 from rbdc.models import ModelSpec
-from rbdc.recipes import Machine, Recipe, Request
+from rbdc.recipes import Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World, fit_to_data, image_format
 from rbdc.training.teacher import load_teacher
 from rbdc.tree.engine import Watcher
@@ -85,6 +85,25 @@ class Prepared:
             jobs=jobs,
             teacher=self.teacher,
         )
+
+
+def train(
+    output: str | Path,
+    *,
+    recipe: str = "demo",
+    machine: Machine | None = None,
+    jobs: int | None = None,
+    watch: Watcher = lambda _event: None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train a wide model by RBDC, as `rbdc train` does, and return the result.
+
+    `recipe` is a shipped one or a YAML file; `settings` override it, by the names of Request and
+    Recipe: `train("runs/x", recipe="deit", model="deit_base_patch16_224", data="/data/imagenet",
+    steps=2, budget=0.7, lr=5e-4)`. The same call goes on with a run that was stopped.
+    """
+    prepared = prepare(*split_settings(read_recipe(recipe), settings))
+    return prepared.run(output, machine=machine or Machine(), watch=watch, jobs=jobs)
 
 
 def prepare(request: Request, recipe: Recipe) -> Prepared:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rbdc.disk import read_json, write_json
 from rbdc.tree.jobs import Job
-from rbdc.tree.places import CHECKPOINTS, FAILED, JOB, PROGRESS, RESULT
+from rbdc.tree.places import CHECKPOINTS, FAILED, JOB, MODEL, PROGRESS, RESULT, RUN
 
 
 class Store:
@@ -44,12 +44,14 @@ class Store:
 
     def clean(self) -> None:
         """Remove what killed processes left half-written. Nobody else may be at work here."""
-        for path in [
-            *self.root.glob("*/.*.partial"),
-            *self.root.glob("*/checkpoints/.*.partial"),
-            *self.root.glob("*/.*.old"),
-        ]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        run = self.root.parent
+        for end in ("partial", "old"):  # what was being written, and what it was to replace
+            for path in [
+                *(p for name in (RUN, RESULT, MODEL) for p in run.glob(f".{name}*.{end}")),
+                *self.root.glob(f"*/.*.{end}"),
+                *self.root.glob(f"*/{CHECKPOINTS}/.*.{end}"),
+            ]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         for result in self.root.glob(f"*/{RESULT}"):  # killed between finishing and tidying up
             shutil.rmtree(result.parent / CHECKPOINTS, ignore_errors=True)
             (result.parent / PROGRESS).unlink(missing_ok=True)
