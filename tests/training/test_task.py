@@ -1,0 +1,68 @@
+"""What is trained, and on what."""
+
+import pytest
+
+import rbdc
+from rbdc.data import DataSet
+from rbdc.errors import DataError, RunError
+from rbdc.recipes import Machine
+from rbdc.training import fit_to_data, image_format, machine
+from rbdc.training.machine import check_precision, torch_device
+from rbdc.training.task import describe_images
+from tests.support import small_data, small_recipe, small_task
+
+
+@pytest.fixture(scope="module")
+def data() -> DataSet:
+    return small_data()
+
+
+def test_a_model_is_fitted_to_its_data(data: DataSet) -> None:
+    spec = rbdc.ModelSpec(name="resnet18d")
+    fitted = fit_to_data(spec, data, small_recipe(drop_path=0.1, drop=0.2))
+    assert fitted.arguments == {
+        "num_classes": 10,
+        "in_chans": 1,
+        "img_size": 28,
+        "drop_rate": 0.2,
+        "drop_path_rate": 0.1,
+    }
+    resized = fit_to_data(spec, data, small_recipe(scale=(0.1, 1.0)))
+    assert "img_size" not in resized.arguments  # timm's transforms make the model's own size
+    with pytest.raises(DataError, match="3 classes and small has 10"):
+        fit_to_data(
+            rbdc.ModelSpec(name="resnet18d", arguments={"num_classes": 3}), data, small_recipe()
+        )
+
+
+def test_how_images_were_prepared_goes_with_the_model(data: DataSet) -> None:
+    recipe = small_recipe(mean=(0.25,), std=(0.5,))
+    task = small_task("resnet18d", data)
+    image = image_format(task.model, recipe, data)
+    assert (image.channels, image.height, image.width) == (1, 28, 28)
+    assert image.crop_pct == 1.0  # small images are shown whole
+    model = rbdc.build(task.model)
+    describe_images(model, image)
+    assert model.pretrained_cfg["mean"] == (0.25,) and model.pretrained_cfg["crop_pct"] == 1.0  # type: ignore[index]
+    for wrong in ((0.1, 0.2), (0.1, 0.2, 0.3)):
+        with pytest.raises(DataError, match="one value a channel|values and the model takes 1"):
+            image_format(task.model, small_recipe(mean=wrong, std=wrong), data)
+
+
+def test_steps_of_a_training(data: DataSet) -> None:
+    for epochs, steps in ((3, 15), (2.5, 12), (0.01, 1)):
+        assert small_task("resnet18d", data, epochs=epochs).steps(5) == steps
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(RunError, match="the device 'abacus' cannot be used"):
+        torch_device(Machine(device="abacus"))
+    assert torch_device(Machine(device="cpu")).type == "cpu"
+
+
+def test_a_precision_that_would_crash_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Machine(device="cpu")
+    check_precision(here, small_recipe())
+    monkeypatch.setattr(machine, "_cpu_survives", lambda _dtype: False)
+    with pytest.raises(RunError, match="this CPU ends the process on bfloat16"):
+        check_precision(here, small_recipe(amp=True))
