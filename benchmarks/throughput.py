@@ -1,0 +1,249 @@
+"""Images per second of our training loop beside timm's, and what a run spends beside its steps.
+
+    python benchmarks/throughput.py                  # images in memory: the embedded ones
+    python benchmarks/throughput.py --cifar FOLDER   # and CIFAR-10 as FOLDER/train/CLASS/*.jpg
+    python benchmarks/throughput.py --overhead demo  # where a run's time goes; or demo-deit
+
+Ours is `rbdc.training.train` as a run calls it: its checks, logs and TensorBoard included. timm's
+is the loop of its train.py from its parts, with its defaults: prefetcher, persistent workers,
+FastCollateMixup, no fused optimizer, and not channels last (`--channels-last` asks it to).
+
+Equal are the model with its weights, fp32, batch, threads, AdamW, its schedule, and augmentation:
+- memory: pad by 2 and crop at random, flip. timm has no such crop, so that its data set, of PIL
+  images, crops and flips with torchvision, in `--workers` processes. Ours needs none.
+- folder: the recipe deit's (RandAugment, erasing, mixup, cutmix, smoothing; not its repeats, which
+  timm has only for many processes) and resnet50d's (resized crop, flip, colour jitter), both with
+  `--workers`. RandAugment's strength does not vary: timm 1.0.30 fails on Pillow 13 if it does.
+
+They take turns. A turn starts anew, and its first steps are not timed; the others are, data
+included, all in one epoch: what timm loses between epochs is not counted. Printed is the ratio of
+median speeds, ours over timm's, with the least and the largest of a turn. Expected: 1.5 in memory
+and 1.0 from folders, or more; overhead, without evaluation, under 3 %.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.data import FastCollateMixup, create_dataset, create_loader
+from timm.loss import SoftTargetCrossEntropy
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.utils import AverageMeter
+from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip
+
+from rbdc.data import DataSet, ImageSet, TrainingBatches, open_data
+from rbdc.errors import Interrupted
+from rbdc.models import ModelSpec
+from rbdc.recipes import Machine, Recipe, read_recipe, split_settings
+from rbdc.training import Task, World, fit_to_data, image_format, initial_weights, loop, train
+from rbdc.training.logs import Logs
+from rbdc.training.state import State
+from rbdc.tree import execute, run
+from rbdc.tree.prepare import prepare
+
+RECIPES = {"deit": ("demo-deit", "deit"), "resnet": ("demo", "resnet50d")}  # memory, folder
+WIDTHS = {"narrow": 0.25, "wide": 1.0}
+EPOCHS = 8  # of the schedule; a turn ends long before
+WARM = 8  # steps of a turn that are not timed: afterwards the workers' queues are as always
+
+
+def make_task(family: str, width: float, data: DataSet, batch_size: int) -> Task:
+    """The small model of the family's demo, with the recipe for this kind of data."""
+    demo, large = (read_recipe(name) for name in RECIPES[family])
+    given = {"opt": "adamw", "lr": 1e-3, "batch_size": batch_size, "aug_repeats": 0}
+    given |= {"aa": "rand-m9-inc1"} if "aa" in large and not data.in_memory else {}
+    _, recipe = split_settings(demo if data.in_memory else large, given)
+    arguments = demo["model_kwargs"] | ({} if data.in_memory else {"img_size": 32})
+    spec = ModelSpec(name=demo["model"], width=width, arguments=arguments)
+    model = fit_to_data(spec, data, recipe)
+    return Task(model=model, recipe=recipe, epochs=EPOCHS, seed=0, warmup_epochs=1)
+
+
+class PilImages(torch.utils.data.Dataset[tuple[Any, int]]):
+    """Images in memory as a user of timm has them; create_loader sets `transform`."""
+
+    transform: Callable[[Any], Any]
+
+    def __init__(self, data: ImageSet, recipe: Recipe) -> None:
+        self.images = [data.read(index) for index in range(len(data))]
+        self.labels = data.labels.tolist()
+        crop = RandomCrop(data.images.shape[-2:], padding=recipe.crop_padding)
+        self.augment = Compose([crop, RandomHorizontalFlip(recipe.hflip)])
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.transform(self.augment(self.images[index])), self.labels[index]
+
+
+def timm_loader(task: Task, data: DataSet, images: Any, workers: int) -> Any:
+    """As train.py makes it."""
+    recipe, image = task.recipe, image_format(task.model, task.recipe, data)
+    mix = {"mixup_alpha": recipe.mixup, "cutmix_alpha": recipe.cutmix, "prob": recipe.mixup_prob}
+    mix |= {"switch_prob": recipe.mixup_switch_prob, "label_smoothing": recipe.smoothing}
+    collate = FastCollateMixup(**mix, num_classes=len(data.class_names)) if recipe.mixes else None
+    given: dict[str, Any] = {"mean": image.mean, "std": image.std, "no_aug": data.in_memory}
+    given |= {"input_size": (image.channels, image.height, image.width), "collate_fn": collate}
+    given |= {"scale": recipe.scale, "ratio": recipe.aspect_ratio, "hflip": recipe.hflip}
+    given |= {"color_jitter": recipe.color_jitter or None, "auto_augment": recipe.aa}
+    given |= {"re_prob": recipe.reprob, "re_mode": recipe.remode, "batch_size": recipe.batch_size}
+    given |= {"interpolation": recipe.train_interpolation, "num_workers": workers}
+    return create_loader(images, is_training=True, device=torch.device("cpu"), **given)
+
+
+def timm_turn(task: Task, loader: Any, steps: int, channels_last: bool) -> float:
+    """train.py's loop: the seconds of `steps` steps."""
+    recipe, model = task.recipe, initial_weights(task).model.train()
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    settings = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
+    optimizer = create_optimizer_v2(model, opt=recipe.opt, **settings)
+    times: dict[str, Any] = {"warmup_lr": recipe.warmup_lr, "min_lr": recipe.min_lr}
+    times |= {"num_epochs": EPOCHS, "warmup_epochs": 1, "updates_per_epoch": len(loader)}
+    schedule, _ = create_scheduler_v2(optimizer, step_on_epochs=False, **times)
+    loss_of = SoftTargetCrossEntropy() if recipe.mixes else torch.nn.CrossEntropyLoss()
+    losses, done = AverageMeter(), []
+    for update, (images, targets) in zip(range(WARM + steps), loader, strict=False):
+        if channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        loss = loss_of(model(images), targets)
+        loss.backward()
+        optimizer.step()
+        losses.update(loss.item(), len(images))
+        optimizer.zero_grad()
+        schedule.step_update(num_updates=update + 1, metric=losses.avg)
+        done.append(time.perf_counter())
+    return done[-1] - done[WARM - 1]
+
+
+def our_turn(task: Task, data: DataSet, steps: int, machine: Machine) -> float:
+    """`train`, told to stop after so many steps: the seconds of `steps` steps."""
+    done: list[float] = []
+
+    def stopped() -> bool:  # asked after every step
+        done.append(time.perf_counter())
+        return len(done) == WARM + steps
+
+    with tempfile.TemporaryDirectory() as name, suppress(Interrupted):
+        how: Any = {"machine": machine, "world": World(), "stopped": stopped}
+        train(task, data, Path(name), start=lambda: initial_weights(task), **how)
+    return done[-1] - done[WARM - 1]
+
+
+def compare(case: str, data: DataSet, options: argparse.Namespace) -> None:
+    """Print a line: the ratio and both speeds."""
+    _, family, width = case.split()
+    task = make_task(family, WIDTHS[width], data, options.batch_size)
+    machine = Machine(device="cpu", threads=options.threads, workers=options.workers)
+    if isinstance(data.train, ImageSet):
+        images: Any = PilImages(data.train, task.recipe)
+    else:
+        images = create_dataset("", root=options.cifar, split="train", is_training=True)
+    steps, seconds = options.steps, []
+    assert WARM + steps < len(data.train) // options.batch_size, "a turn is less than an epoch"
+    for _ in range(options.turns + 1):
+        ours = our_turn(task, data, steps, machine)
+        loader = timm_loader(task, data, images, options.workers)
+        seconds.append((ours, timm_turn(task, loader, steps, options.channels_last)))
+        del loader  # and with it its workers
+    ratios = sorted(theirs / ours for ours, theirs in seconds[1:])  # the first was to warm up
+    medians = [statistics.median(column) for column in zip(*seconds[1:], strict=True)]
+    ours, theirs = (steps * options.batch_size / median for median in medians)
+    spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} turns"
+    speeds = f"{ours:.0f} and {theirs:.0f} images/s"
+    print(f"{case:>18}: {ours / theirs:.2f}x timm ({spread}), {speeds}", flush=True)
+
+
+class Clock:
+    """Where time goes: every moment belongs to the innermost part that runs."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.parts, self.last = ["the rest"], time.perf_counter()
+
+    def tick(self) -> None:
+        self.last, before = time.perf_counter(), self.last
+        self.seconds[self.parts[-1]] += self.last - before
+
+    def watch(self, part: str, owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+        setattr(owner, name, lambda *args, **given: self.run(part, call, *args, **given))
+
+    def run(self, part: str, call: Callable[..., Any], *args: Any, **given: Any) -> Any:
+        self.tick()
+        self.parts.append(part)
+        try:
+            result = call(*args, **given)
+        finally:
+            self.tick()
+            self.parts.pop()
+        steps = isinstance(result, Generator)
+        return iter(lambda: self.run(part, next, result, None), None) if steps else result
+
+
+PARTS: list[tuple[str, Any, list[str]]] = [
+    ("steps", State, ["update"]),
+    ("batches", TrainingBatches, ["from_step"]),
+    ("evaluation", loop, ["evaluate"]),
+    ("evaluation", execute, ["evaluate"]),
+    ("checkpoints", loop, ["save_checkpoint"]),
+    ("best models written", loop, ["export"]),
+    ("results written", execute, ["export", "write_state"]),
+    ("logs and TensorBoard opened", Logs, ["__init__"]),
+    ("logs and TensorBoard written", Logs, ["step", "epoch", "close"]),
+    ("trainings set up", loop._Session, ["__init__"]),
+    ("coupled and proved", execute, ["_couple"]),
+    ("run checked, begun, finished", run, ["check_run", "_begin", "_finish"]),
+]
+
+
+def overhead(options: argparse.Namespace) -> None:
+    """Run a recipe's whole tree, one model after the other; print where the time went."""
+    prepared = prepare(*split_settings(read_recipe(options.overhead)))
+    clock, machine = Clock(), Machine(device="cpu", threads=options.threads)
+    for part, owner, names in PARTS:
+        for name in names:
+            clock.watch(part, owner, name)
+    with tempfile.TemporaryDirectory() as folder:
+        clock.last = time.perf_counter()
+        prepared.run(Path(folder) / "run", machine=machine, watch=lambda _: None, jobs=1)
+        clock.tick()
+    evaluation, whole = clock.seconds.pop("evaluation"), sum(clock.seconds.values())
+    rest = 1 - (clock.seconds["steps"] + clock.seconds["batches"]) / whole
+    print(f"{options.overhead}: {whole:.1f} s, {rest:.2%} not steps; {evaluation:.1f} s evaluation")
+    for part, seconds in sorted(clock.seconds.items(), key=lambda item: -item[1]):
+        print(f"{part:>30}: {seconds:7.2f} s {seconds / whole:7.2%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cifar", help="CIFAR-10 as a folder of JPEG files")
+    parser.add_argument("--only", default="", help="part of a case, such as 'memory deit'")
+    numbers = {"turns": 7, "steps": 60, "batch-size": 128, "threads": 2, "workers": 2}
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--channels-last", action="store_true", help="timm's model too")
+    parser.add_argument("--overhead", metavar="RECIPE", help="demo, or a longer run")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.overhead:
+        overhead(options)
+        return
+    for data in map(open_data, filter(None, ["embedded", options.cifar])):
+        kind = "memory" if data.in_memory else "folder"
+        for case in [f"{kind} {family} {width}" for family in RECIPES for width in WIDTHS]:
+            if options.only in case:
+                compare(case, data, options)
+
+
+if __name__ == "__main__":
+    main()
