@@ -1,5 +1,7 @@
 """What is trained, and on what."""
 
+from dataclasses import replace
+
 import pytest
 
 import rbdc
@@ -30,9 +32,7 @@ def test_a_model_is_fitted_to_its_data(data: DataSet) -> None:
     resized = fit_to_data(spec, data, small_recipe(scale=(0.1, 1.0)))
     assert "img_size" not in resized.arguments  # timm's transforms make the model's own size
     with pytest.raises(DataError, match="3 classes and small has 10"):
-        fit_to_data(
-            rbdc.ModelSpec(name="resnet18d", arguments={"num_classes": 3}), data, small_recipe()
-        )
+        fit_to_data(replace(spec, arguments={"num_classes": 3}), data, small_recipe())
 
 
 def test_how_images_were_prepared_goes_with_the_model(data: DataSet) -> None:
@@ -45,7 +45,7 @@ def test_how_images_were_prepared_goes_with_the_model(data: DataSet) -> None:
     describe_images(model, image)
     assert model.pretrained_cfg["mean"] == (0.25,) and model.pretrained_cfg["crop_pct"] == 1.0  # type: ignore[index]
     for wrong in ((0.1, 0.2), (0.1, 0.2, 0.3)):
-        with pytest.raises(DataError, match="one value a channel|values and the model takes 1"):
+        with pytest.raises(DataError, match="values and the model takes 1"):
             image_format(task.model, small_recipe(mean=wrong, std=wrong), data)
 
 

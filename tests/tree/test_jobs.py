@@ -4,7 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+import rbdc
 from rbdc.budget import make_plan
 from rbdc.data import DataSet
 from rbdc.errors import RecipeError
@@ -12,7 +14,7 @@ from rbdc.training import fit_to_data
 from rbdc.tree import measure
 from rbdc.tree.jobs import CoupleJob, TrainJob
 from rbdc.tree.nodes import Tree, grow_tree
-from tests.support import TINY, rbdc, small_data, small_recipe
+from tests.support import TINY, small_data, small_recipe
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +114,6 @@ def test_a_key_changes_with_all_that_decides_the_result(data: DataSet) -> None:
 def test_siblings_side_by_side_only_where_it_is_faster(
     alone: float, shared: float, expected: int, data: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
     threads = torch.get_num_threads()
     monkeypatch.setattr(
         measure, "_steps_per_second", lambda *_: alone if torch.get_num_threads() == 2 else shared
