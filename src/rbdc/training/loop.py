@@ -92,9 +92,8 @@ def train(
     """
     if machine.threads:
         torch.set_num_threads(machine.threads)
-    session = _Session(task, data, folder, start, machine, world, teacher)
-    session.flops = (flops_before, flops_per_image)
-    session.observe = observe
+    flops = (flops_before, flops_per_image)
+    session = _Session(task, data, folder, start, machine, world, teacher, observe, flops)
     try:
         return session.run(stopped)
     finally:
@@ -103,9 +102,6 @@ def train(
 
 class _Session:
     """One sitting of a training."""
-
-    observe: Observer
-    flops: tuple[float, float]
 
     def __init__(
         self,
@@ -116,8 +112,11 @@ class _Session:
         machine: Machine,
         world: World,
         teacher: nn.Module | None,
+        observe: Observer,
+        flops: tuple[float, float],
     ) -> None:
-        self.task, self.folder, self.machine, self.world = task, folder, machine, world
+        self.task, self.data, self.folder, self.machine = task, data, folder, machine
+        self.world, self.observe, self.flops = world, observe, flops
         device = torch_device(machine, world.local_rank)
         recipe, image = task.recipe, image_format(task.model, task.recipe, data)
         micro = recipe.grad_accum_steps
@@ -140,7 +139,6 @@ class _Session:
             device=device,
             workers=machine.workers,
         )
-        self.data = data
         self.steps_per_epoch = self.batches.steps_per_epoch
         self.steps = task.steps(self.steps_per_epoch)
         saved = self._saved()
@@ -163,7 +161,7 @@ class _Session:
         )
         self.began = self.saved_at = self.told_at = time.monotonic()
         self.save_seconds = 0.0
-        self.since: tuple[int, float] = (self.state.step, self.began)
+        self.since, self.speed = (self.state.step, self.began), 0.0  # of this epoch
 
     def run(self, stopped: Callable[[], bool]) -> Trained:
         check_every = 1 if self.state.device.type == "cpu" else 16  # reading a loss waits for a GPU
@@ -228,11 +226,10 @@ class _Session:
         losses, self.losses = self.losses, []
         if epoch % self.task.recipe.eval_epochs and step < self.steps:
             return
-        total, count = self.world.sum([sum(losses), len(losses)])
         row: dict[str, Any] = {
             "epoch": step / self.steps_per_epoch,
             "step": step,
-            "train_loss": total / count,
+            "train_loss": sum(losses) / len(losses),  # of the main process's share
             "lr": self.state.learning_rate,
             **self._evaluate(),
             "flops": self._flops(),
@@ -251,10 +248,10 @@ class _Session:
         self._tell(Scores(top1=row["top1"], top5=row["top5"], loss=row["loss"]))
 
     def _evaluate(self) -> dict[str, float]:
-        self.world.same_buffers(self.state.model)
         scores: dict[str, float] = {}
         for prefix, model in (("", self.state.model), ("ema_", self.state.averaged)):
             if model is not None:
+                self.world.same_buffers(model)
                 found = evaluate(model, self.test, self.world, self.state.autocast())
                 scores |= {prefix + name: value for name, value in found.to_json().items()}
         return scores
@@ -348,8 +345,8 @@ class _Session:
         elapsed = time.monotonic() - since
         done = (self.state.step - step) * self.task.recipe.batch_size
         if done:
-            self.last_speed = done / max(elapsed, 1e-9)
-        return getattr(self, "last_speed", 0.0)
+            self.speed = done / max(elapsed, 1e-9)
+        return self.speed
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.began
