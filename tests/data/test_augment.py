@@ -34,7 +34,7 @@ def test_pixels_are_normalized_a_channel() -> None:
 
 
 @pytest.mark.parametrize("padding", [0, 2])
-@pytest.mark.parametrize(("hflip", "vflip"), [(0.5, 0.0), (0.0, 0.25), (1.0, 0.0)])
+@pytest.mark.parametrize(("hflip", "vflip"), [(0.5, 0.0), (0.5, 0.25), (1.0, 0.0)])
 def test_batched_crops_and_flips_are_those_of_a_plain_reference(
     padding: int, hflip: float, vflip: float
 ) -> None:
@@ -50,6 +50,8 @@ def test_batched_crops_and_flips_are_those_of_a_plain_reference(
     assert max(map(offsets.count, set(offsets))) < 2 * count / (2 * padding + 1) ** 2 or not padding
     for axis, probability in ((2, hflip), (3, vflip)):
         assert np.mean([where[axis] for where in drawn]) == pytest.approx(probability, abs=0.04)
+    both = np.mean([where[2] and where[3] for where in drawn])
+    assert both == pytest.approx(hflip * vflip, abs=0.04)  # drawn apart
 
 
 def _crops(image: np.ndarray, padding: int) -> dict[bytes, tuple[int, int, bool, bool]]:

@@ -163,6 +163,46 @@ def _global_states() -> list[Any]:
     return [random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()]  # noqa: NPY002
 
 
+def test_the_order_differs_with_seed_and_epoch() -> None:
+    orders = [tuple(epoch_order(50, s, e, 0).tolist()) for s in range(3) for e in range(3)]
+    assert len(set(orders)) == 9
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        BATCHED,
+        SINGLE,
+        replace(BATCHED, crop_padding=0, hflip=0.0, reprob=0.5, remode="const"),
+        replace(BATCHED, crop_padding=0, hflip=0.0, mixup=0.8),
+        replace(BATCHED, crop_padding=0, hflip=0.0, cutmix=1.0),
+    ],
+    ids=["batched", "single", "erased", "mixup", "cutmix"],
+)
+def test_what_is_drawn_differs_with_seed_epoch_and_step(how: Augmentation) -> None:
+    """All images are equal here, and their order makes no difference."""
+    one = image_set(1)
+    train = replace(one, images=one.images.repeat(IMAGES, 1, 1, 1), labels=torch.arange(IMAGES) % 2)
+    data = memory_data("equal", train, one)
+    found = [batch for seed in range(2) for (batch,) in batches(data, how, seed=seed)]
+    if how.mixes:  # how much is mixed shows in the targets
+        drawn = [tuple(batch.targets.unique().tolist()) for batch in found]
+    else:
+        drawn = [tuple(batch.images.flatten().tolist()) for batch in found]
+    assert len(set(drawn)) == len(drawn) == 18
+
+
+def test_which_images_are_erased_differs_with_the_place(memory: DataSet) -> None:
+    plain = replace(BATCHED, crop_padding=0, hflip=0.0)
+    places = set()
+    for seed in range(2):
+        erased = batches(memory, replace(plain, reprob=0.5), seed=seed)
+        for (one,), (other,) in zip(erased, batches(memory, plain, seed=seed), strict=True):
+            changed = (one.images != other.images).flatten(1).any(dim=1)
+            places.add(tuple(changed.tolist()))
+    assert len(places) > 12  # of 18, and of 256 that there are
+
+
 # What an epoch shows
 
 

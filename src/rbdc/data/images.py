@@ -48,7 +48,7 @@ class ImageSource(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Image.Image:
-        """The decoded image; an OSError or SyntaxError (PIL's) if it cannot be decoded."""
+        """The image, maybe not decoded yet: PIL raises where it finds out that it cannot be."""
 
     def name(self, index: int) -> str:
         """Where it is, for people: a path."""

@@ -154,7 +154,7 @@ def read_rgb(source: ImageSource, index: int) -> Image.Image:
         image = source.read(index)
         if image.mode.startswith("I;16"):  # PIL would make everything above 255 white
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
     except BAD_IMAGE as error:
         raise DataError(
             f"{source.name(index)} cannot be decoded: {error}",

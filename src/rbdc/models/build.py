@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
@@ -39,6 +40,11 @@ def build(model: str | ModelSpec, width: float = 1.0, **arguments: Any) -> nn.Mo
 def build_meta(spec: ModelSpec) -> nn.Module:
     """The model's names and shapes, without memory: for layouts and checks."""
     return copy.deepcopy(_meta(spec))
+
+
+def shapes_of(spec: ModelSpec) -> Mapping[str, torch.Tensor]:
+    """The model's tensors by name, without memory: for looking at, not for changing."""
+    return _meta(spec).state_dict()
 
 
 @cache

@@ -28,6 +28,7 @@ from rbdc.models.build import (
     build_empty,
     build_meta,
     family,
+    shapes_of,
     spec_of,
     timm_arguments,
 )
@@ -55,7 +56,7 @@ def export(
     target = Path(folder).resolve()
     check_writable(target, force=force)
     spec, names = spec_of(model), class_names(model)
-    _check_tensors(spec, build_meta(spec).state_dict(), model.state_dict(), "the model")
+    _check_tensors(spec, shapes_of(spec), model.state_dict(), "the model")
     if names and len(names) != model.num_classes:
         raise CheckpointError(
             f"the model has {model.num_classes} classes and {len(names)} class names",

@@ -24,10 +24,11 @@ class Logs:
         self._file = (folder / LOG).open("a")
         self._board = _board(folder / BOARD, step) if tensorboard else None
 
-    def step(self, values: Mapping[str, float]) -> None:
+    def step(self, values: Mapping[str, float], *, board: bool) -> None:
         """One logged step: `step`, `flops` (of the tree so far), and what was measured."""
         self._file.write(json.dumps(values) + "\n")
-        self._scalars("train", values, ("loss", "lr", "images_per_second"))
+        if board:
+            self._scalars("train", values, ("loss", "lr", "images_per_second"))
 
     def epoch(self, history: Sequence[Mapping[str, float]]) -> None:
         """All epochs so far: the file is written anew."""

@@ -4,6 +4,7 @@ Everything random is a function of the task's seed and the step, and everything 
 checkpoint. So a training that is stopped anywhere and goes on ends with the same bits.
 """
 
+import copy
 import json
 import time
 from collections.abc import Callable
@@ -28,8 +29,8 @@ from rbdc.training.state import Start, State
 from rbdc.training.task import Task, describe_images, image_format
 from rbdc.training.world import World
 
-CHECKPOINTS = "checkpoints"
-LOGGED_STEPS = 1000  # of a training, evenly spread
+CHECKPOINTS, BEST = "checkpoints", "best"
+LOGGED_STEPS, BOARD_STEPS = 1000, 200  # of a training, evenly spread: log.jsonl, TensorBoard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +150,7 @@ class _Session:
             set_class_names(model, data.class_names)
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
+        self.best_model: nn.Module | None = None  # not yet on the disk
         self.losses: list[float] = []  # of this epoch's steps so far
         self.seconds_before = 0.0
         self.pending: list[tuple[int, Tensor, Tensor]] = []  # step, images, loss on the device
@@ -165,7 +167,7 @@ class _Session:
 
     def run(self, stopped: Callable[[], bool]) -> Trained:
         check_every = 1 if self.state.device.type == "cpu" else 16  # reading a loss waits for a GPU
-        log_every = max(1, self.steps // LOGGED_STEPS)
+        log_every, board_every = (max(1, self.steps // n) for n in (LOGGED_STEPS, BOARD_STEPS))
         for step, micro in enumerate(
             self.batches.from_step(self.state.step, self.steps), self.state.step
         ):
@@ -176,7 +178,7 @@ class _Session:
                 self._tell()
             done = step + 1
             if done % log_every == 0:
-                self._log_step()
+                self._log_step(board=done % board_every == 0)
             ends = done % self.steps_per_epoch == 0 or done == self.steps
             if ends:
                 self._end_epoch()
@@ -186,6 +188,7 @@ class _Session:
             if done < self.steps and self._due(ends):
                 self._save()
         self.world.settle()
+        self._keep_best()
         scores = self.history[-1]
         return Trained(
             state=self.state,
@@ -240,8 +243,7 @@ class _Session:
         judged = "ema_top1" if "ema_top1" in row else "top1"
         if not self.best or row[judged] > self.best["top1"]:
             self.best = {"step": step, "epoch": row["epoch"], "top1": row[judged]}
-            if self.world.is_main:
-                export(self.state.best_model(), self.folder / "best", force=True)
+            self.best_model = copy.deepcopy(self.state.best_model())
         if self.logs:
             self.logs.epoch(self.history)
         self.since = (step, time.monotonic())
@@ -269,6 +271,7 @@ class _Session:
     def _save(self) -> None:
         self._check_losses()  # never save what came out of a loss that is not finite
         began = time.monotonic()
+        self._keep_best()
         if self.world.is_main:
             tensors, facts = self.state.saved()
             facts |= {
@@ -287,6 +290,12 @@ class _Session:
             )
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - began
+
+    def _keep_best(self) -> None:
+        """Write the best model, if it is new; with each checkpoint, because that refers to it."""
+        if self.best_model is not None and self.world.is_main:
+            export(self.best_model, self.folder / BEST, force=True)
+        self.best_model = None
 
     def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The same checkpoint for every process: the one the main process finds whole."""
@@ -321,7 +330,7 @@ class _Session:
             )
         )
 
-    def _log_step(self) -> None:
+    def _log_step(self, *, board: bool) -> None:
         if self.logs:
             self._check_losses()
             self.logs.step(
@@ -333,7 +342,8 @@ class _Session:
                     "flops": self._flops(),
                     "images_per_second": self._speed(),
                     "seconds": self._seconds(),
-                }
+                },
+                board=board,
             )
 
     def _flops(self) -> float:
