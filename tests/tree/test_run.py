@@ -7,6 +7,7 @@ import random
 import resource
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from safetensors.torch import load_file
 import rbdc
 from rbdc.errors import DataError, Interrupted, RecipeError, RunError
 from rbdc.recipes import Machine, Request
-from rbdc.tree.engine import Event
-from rbdc.tree.jobs import TrainJob
+from rbdc.tree.engine import Event, Watcher
+from rbdc.tree.execute import Workshop, execute
+from rbdc.tree.jobs import Job, TrainJob
 from rbdc.tree.prepare import Prepared, prepare
 from rbdc.tree.run import differences
 from tests.support import QUICK, TINY, folder_data, small_recipe
@@ -361,3 +363,24 @@ def test_differences_are_named_with_dots() -> None:
         ("a.c", 2, 3),
         ("d", None, 4),
     ]
+
+
+def test_another_engine_can_take_the_place_of_ours(
+    folder: Path, straight: Path, tmp_path: Path
+) -> None:
+    """An engine knows jobs and how one is done, and nothing else: here, last come first served."""
+
+    class Backwards:
+        def run(self, jobs: Sequence[Job], shop: Workshop, watch: Watcher) -> None:
+            done: set[str] = set()
+            while len(done) < len(jobs):
+                for job in reversed(jobs):
+                    if job.key not in done and all(p.key in done for p in job.parents):
+                        execute(job, shop, observe=lambda _p: None, stopped=lambda: False)
+                        watch(Event(kind="finished", key=job.key))
+                        done.add(job.key)
+
+    small_tree(folder).run(
+        tmp_path / "run", machine=QUICK, watch=lambda _e: None, jobs=1, engine=Backwards()
+    )
+    assert_same_model(straight, tmp_path / "run")

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rbdc.budget import forward_flops, training_flops
+from rbdc.budget import CounterName, forward_flops, training_flops
 from rbdc.coupling import couple, layout_of, set_class_names, verify_coupling
 from rbdc.data import DataSet, EvaluationBatches
 from rbdc.disk import write_json
@@ -38,7 +38,7 @@ class Workshop:
     machine: Machine
     world: World
     teacher: nn.Module | None = None
-    counter: str = "fvcore+sdpa"
+    counter: CounterName = "fvcore+sdpa"
 
 
 Observer = Callable[[Progress], None]
@@ -189,7 +189,7 @@ def _couple(job: CoupleJob, shop: Workshop) -> dict[str, Any]:
 
 
 def _forward(job: TrainJob, shop: Workshop) -> int:
-    return forward_flops(job.model, counter=shop.counter)  # type: ignore[arg-type]
+    return forward_flops(job.model, counter=shop.counter)
 
 
 def own_flops(job: TrainJob, shop: Workshop) -> float:

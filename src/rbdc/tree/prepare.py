@@ -14,7 +14,7 @@ from rbdc.models import ModelSpec
 from rbdc.recipes import Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World, fit_to_data, image_format
 from rbdc.training.teacher import load_teacher
-from rbdc.tree.engine import Watcher
+from rbdc.tree.engine import Engine, Watcher
 from rbdc.tree.nodes import Tree, grow_tree
 from rbdc.tree.run import run_tree
 
@@ -70,6 +70,7 @@ class Prepared:
         machine: Machine,
         watch: Watcher,
         jobs: int | None = None,
+        engine: Engine | None = None,
         world: World | None = None,
     ) -> dict[str, Any]:
         """Run it in `output`, or go on with it there; the result."""
@@ -83,6 +84,7 @@ class Prepared:
             world=world or World(),
             watch=watch,
             jobs=jobs,
+            engine=engine,
             teacher=self.teacher,
         )
 

@@ -43,12 +43,14 @@ def run_tree(
     world: World,
     watch: Watcher,
     jobs: int | None = None,
+    engine: Engine | None = None,
     teacher: nn.Module | None = None,
 ) -> dict[str, Any]:
     """Run what is not finished of the tree in `output`, and return the result.
 
     The same request on the same folder goes on where it was; another one is refused. `jobs`
     siblings are trained side by side; by default one on a GPU, and on a CPU what is faster.
+    Another `engine` than this machine's runs them as it likes.
     """
     if jobs is not None and jobs < 1:
         raise RunError(f"jobs is {jobs}, expected 1 or more", "1 is one training at a time.")
@@ -70,8 +72,8 @@ def run_tree(
             store.clean()
             return _begin(output, tree, request, shop, jobs)
 
-        engine = _engine(tree, world.tell(begin))
-        engine.run([node.job for node in tree.all], shop, watch)
+        local = _engine(tree, world.tell(begin))
+        (engine or local).run([node.job for node in tree.all], shop, watch)
         return world.tell(lambda: _finish(output, tree, store))
 
 
