@@ -18,7 +18,7 @@ from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 
 from rbdc import __version__
 from rbdc.errors import Interrupted, RbdcError, nearest
-from rbdc.recipes import Machine, Recipe, Request, field_help, read_recipe, split_settings
+from rbdc.recipes import PLAN, Machine, Recipe, Request, field_help, read_recipe, split_settings
 
 
 class _Parser(ArgumentParser):
@@ -195,21 +195,7 @@ def _couple(options: Namespace) -> None:
         print("note: a parent carries no class list, so the order of classes was not compared")
 
 
-_PLAN_OPTIONS = (
-    "steps",
-    "ratio",
-    "budget",
-    "total_flops",
-    "epochs",
-    "total_epochs",
-    "baseline_epochs",
-    "warmup_epochs",
-    "images",
-    "schedule",
-    "costs",
-    "counter",
-    "rounding",
-)
+_PLAN_OPTIONS = (*PLAN, "warmup_epochs", "images")
 _MODEL_KWARGS = "timm's arguments of the full-width model, as timm takes them: depth=6 embed_dim=64"
 
 

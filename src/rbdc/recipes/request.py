@@ -73,6 +73,8 @@ class Request:
 
 
 SPEND = ("budget", "total_flops", "epochs", "total_epochs")
+PLAN = ("steps", "ratio", *SPEND, "baseline_epochs", "schedule", "costs", "counter", "rounding")
+"""What a plan is made of."""
 
 
 def split_settings(

@@ -11,27 +11,14 @@ from rbdc.budget import Plan, make_plan
 from rbdc.data import DataSet, open_data
 from rbdc.errors import RecipeError
 from rbdc.models import ModelSpec
-from rbdc.recipes import Machine, Recipe, Request, read_recipe, split_settings
+from rbdc.recipes import PLAN, Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World, fit_to_data, image_format
 from rbdc.training.teacher import load_teacher
 from rbdc.tree.engine import Engine, Watcher
 from rbdc.tree.nodes import Tree, grow_tree
 from rbdc.tree.run import run_tree
 
-_PLAN = (
-    "steps",
-    "ratio",
-    "budget",
-    "total_flops",
-    "epochs",
-    "total_epochs",
-    "baseline_epochs",
-    "schedule",
-    "costs",
-    "counter",
-    "rounding",
-)
-_ELSEWHERE = {*_PLAN, "model", "model_kwargs", "width", "img_size"}  # in the plan
+_ELSEWHERE = {*PLAN, "model", "model_kwargs", "width", "img_size"}  # in the plan
 # May differ when a run goes on: the data is known by its fingerprint, wherever it lies.
 _HARMLESS = {"data", "data_dir", "data_download", "in_memory", "skip_bad", "with_baseline"}
 
@@ -129,7 +116,7 @@ def prepare(request: Request, recipe: Recipe) -> Prepared:
         spec,
         warmup_epochs=recipe.warmup_epochs,
         images=len(data.train),
-        **{name: getattr(request, name) for name in _PLAN},
+        **{name: getattr(request, name) for name in PLAN},
     )
     teacher = load_teacher(recipe, image_format(spec, recipe, data), len(data.class_names))
     tree = grow_tree(
