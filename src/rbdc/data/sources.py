@@ -152,6 +152,7 @@ def read_rgb(source: ImageSource, index: int) -> Image.Image:
     """The image in RGB; an error that names it if it cannot be decoded."""
     try:
         image = source.read(index)
+        image.load()  # decodes it
         if image.mode.startswith("I;16"):  # PIL would make everything above 255 white
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         return image if image.mode == "RGB" else image.convert("RGB")

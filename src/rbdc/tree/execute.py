@@ -1,5 +1,6 @@
 """Do one job: train or couple, and leave the result in the store."""
 
+import json
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from rbdc.budget import CounterName, forward_flops, training_flops
 from rbdc.coupling import couple, layout_of, set_class_names, verify_coupling
 from rbdc.data import DataSet, EvaluationBatches
-from rbdc.disk import write_json
+from rbdc.disk import write_text
 from rbdc.errors import CouplingError
 from rbdc.models import build_empty, export, load
 from rbdc.models.coupled import noise_image
@@ -72,7 +73,7 @@ def _train(
         observe(progress)
         if progress.scores is not None or time.monotonic() - noted[0] > PROGRESS_SECONDS:
             noted[0] = time.monotonic()
-            write_json(folder / PROGRESS, progress.to_json())
+            write_text(folder / PROGRESS, json.dumps(progress.to_json()))  # may be lost
 
     trained = train(
         job.task,
