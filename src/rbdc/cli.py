@@ -91,9 +91,10 @@ def _train(options: Namespace) -> None:
     request, recipe = split_settings(read_recipe(name), given)
     machine = Machine(**_given(options, Machine))
     output = options.output or Path("runs") / Path(name).stem
-    world = join_world()
+    world = join_world(machine.device)
     try:
-        prepared = prepare(request, recipe)
+        prepared = prepare(request, recipe, world)
+        prepared.check(output, machine=machine, jobs=options.jobs, world=world)
         if world.is_main:
             _introduce(prepared, name, output)
         if options.dry_run:

@@ -11,12 +11,16 @@ from typing import Any
 from rbdc.errors import RunError
 
 
-def write_text(path: Path, text: str) -> None:
-    """A small file; what was there is replaced in one step."""
+def write_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """A small file; what was there is replaced in one step, which `durable` waits for."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(text)
+        if durable:
+            sync(partial)  # first: else a power cut may leave the new name with nothing in it
         partial.replace(path)
+        if durable:
+            sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -24,9 +28,7 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """A JSON file that survives a power cut right after."""
     try:
-        write_text(path, json.dumps(content, indent=2) + "\n")
-        sync(path)
-        sync(path.parent)
+        write_text(path, json.dumps(content, indent=2) + "\n", durable=True)
     except OSError as error:
         raise RunError(
             f"{path} could not be written: {error}",

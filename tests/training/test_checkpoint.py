@@ -50,6 +50,16 @@ def test_so_many_are_kept(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path / "none") is None
 
 
+def test_a_new_one_is_not_lost_among_damaged_later_ones(tmp_path: Path) -> None:
+    for step in (100, 200):
+        save_checkpoint(tmp_path, step, STATE, {}, keep=2)
+    for step in (100, 200):
+        flip_bit(tmp_path / f"step-{step:09d}" / TENSORS)
+    save_checkpoint(tmp_path, 50, STATE, {}, keep=1)  # a training that began anew
+    found = latest_checkpoint(tmp_path)
+    assert found and found[1]["step"] == 50
+
+
 def flip_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

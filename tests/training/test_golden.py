@@ -49,7 +49,7 @@ def test_the_loss_goes_as_it_did(name: str) -> None:
     assert len(found) == len(expected) == STEPS
     # other processors round otherwise, and 30 steps let that grow
     assert found == pytest.approx(expected, rel=2e-3)
-    assert expected[-1] < 0.8 * expected[0]
+    assert sum(expected[-5:]) < sum(expected[:5])
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def test_a_student_learns_from_a_folder(
     task = small_task(name, data, arguments=arguments, epochs=1, **settings)
     found = load_teacher(task.recipe, image_format(task.model, task.recipe, data), 10)
     assert found is not None
-    before = {k: v.clone() for k, v in found[0].state_dict().items()}
+    before = {k: v.clone() for k, v in found.model.state_dict().items()}
     (tmp_path / "run").mkdir()
     trained = train(
         task,
@@ -81,9 +81,9 @@ def test_a_student_learns_from_a_folder(
         start=lambda: initial_weights(task),
         machine=QUICK,
         world=World(),
-        teacher=found[0],
+        teacher=found.model,
     )
-    assert all(torch.equal(v, before[k]) for k, v in found[0].state_dict().items())
+    assert all(torch.equal(v, before[k]) for k, v in found.model.state_dict().items())
     if name == DISTILLED:  # both tokens' heads have learnt
         moments = trained.state.saved()[0]
         assert moments["optimizer/head_dist.weight/exp_avg"].abs().sum() > 0
@@ -99,8 +99,11 @@ def test_a_teacher_by_name_with_a_weight_file(data: DataSet, tmp_path: Path) -> 
     spec = small_task("resnet18d", data).model
     found = load_teacher(recipe, image_format(spec, recipe, data), 10)
     assert found is not None
-    for name, tensor in found[0].state_dict().items():
+    for name, tensor in found.model.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name])
+    # counted on the student's images, 28 px and gray, not on the teacher's own
+    model.pretrained_cfg["input_size"] = (1, 28, 28)
+    assert found.forward_flops == rbdc.forward_flops(model)
 
 
 def test_a_malicious_teacher_is_not_executed(data: DataSet, tmp_path: Path) -> None:

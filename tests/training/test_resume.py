@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from rbdc.data import DataSet
-from rbdc.errors import Interrupted
+from rbdc.errors import Interrupted, TrainingError
 from rbdc.training import Task, Trained, World, initial_weights, train
+from rbdc.training.state import State
 from tests.support import QUICK, folder_data, small_data, small_task
 
 RICH: dict[str, Any] = {
@@ -119,6 +120,52 @@ def test_part_of_an_epoch_and_rare_evaluation(data: DataSet, tmp_path: Path) -> 
     straight = run(task, data, tmp_path / "straight")
     assert [row["step"] for row in straight.history] == [15, 22]
     assert_equal(straight, run(task, data, tmp_path / "stopped", 14, 2))
+
+
+def test_weights_that_are_not_finite_are_never_saved(
+    data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gradient may be infinite although the loss of its step is not."""
+    update = State.update
+
+    def explode(self: State, micro: Any) -> torch.Tensor:
+        loss = update(self, micro)
+        if self.step == 4:
+            next(self.model.parameters()).data[0] = float("inf")
+        return loss
+
+    task = small_task(RESNET, data)
+    monkeypatch.setattr(State, "update", explode)
+    with pytest.raises(TrainingError, match="weights are not finite after step 3"):
+        run(task, data, tmp_path / "run", 3, 1)
+    kept = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert kept == ["step-000000003"]
+    last = small_task(RESNET, data, epochs=0.8)  # at the very end
+    with pytest.raises(TrainingError, match="not finite"):
+        run(last, data, tmp_path / "last")
+
+
+def test_a_killed_training_loses_no_line_of_its_log(data: DataSet, tmp_path: Path) -> None:
+    """Whatever a checkpoint covers is in the log, although nothing was closed."""
+    task = small_task(RESNET, data)
+    machine = type(QUICK)(**{**QUICK.to_json(), "checkpoint_minutes": 0.0})
+    (tmp_path / "run").mkdir()
+    lines: list[int] = []
+
+    def look() -> bool:
+        lines.append(len((tmp_path / "run" / "log.jsonl").read_text().splitlines()))
+        return False
+
+    train(
+        task,
+        data,
+        tmp_path / "run",
+        start=lambda: initial_weights(task),
+        machine=machine,
+        world=World(),
+        stopped=look,
+    )
+    assert len(lines) == 15 and all(found >= number for number, found in enumerate(lines))
 
 
 def test_logs_have_every_step_once(data: DataSet, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from rbdc.data import DataSet
 from rbdc.errors import DataError, RunError
 from rbdc.recipes import Machine
 from rbdc.training import fit_to_data, image_format, machine
-from rbdc.training.machine import check_precision, torch_device
+from rbdc.training.machine import check_machine, torch_device
 from rbdc.training.task import describe_images
 from tests.support import small_data, small_recipe, small_task
 
@@ -62,7 +62,9 @@ def test_a_device_that_is_not_there() -> None:
 
 def test_a_precision_that_would_crash_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Machine(device="cpu")
-    check_precision(here, small_recipe())
+    check_machine(here, small_recipe())
     monkeypatch.setattr(machine, "_cpu_survives", lambda _dtype: False)
     with pytest.raises(RunError, match="this CPU ends the process on bfloat16"):
-        check_precision(here, small_recipe(amp=True))
+        check_machine(here, small_recipe(amp=True))
+    with pytest.raises(RunError, match="sync-bn needs GPUs"):
+        check_machine(here, small_recipe(sync_bn=True))

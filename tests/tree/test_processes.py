@@ -28,6 +28,7 @@ SETTINGS: dict[str, Any] = {
     "model_ema": True,
     "model_ema_decay": 0.9,
     "epochs": 2.0,
+    "batch_size": 12,  # for two or three
 }
 
 
@@ -79,6 +80,10 @@ def finish(ranks: list[Any]) -> list[int]:
     return [process.exitcode for process in ranks]
 
 
+def three(folder: Path, output: Path) -> list[Any]:
+    return start(folder, output, size=3)
+
+
 @pytest.fixture(scope="module")
 def together(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs") / "two"
@@ -112,6 +117,19 @@ def test_killed_and_started_again_they_end_with_the_same_bits(
         finish(ranks)
     assert finish(start(folder, output)) == [0, 0]
     assert_same_model(together, output)
+
+
+def test_three_end_with_the_same_bits_as_well(folder: Path, tmp_path: Path) -> None:
+    """Of three numbers, the order in which they are added matters."""
+    assert finish(three(folder, tmp_path / "straight")) == [0, 0, 0]
+    ranks = three(folder, tmp_path / "killed")
+    while not list(tmp_path.glob("killed/jobs/*/checkpoints/step-*")) and ranks[0].is_alive():
+        time.sleep(0.01)
+    for process in ranks:
+        os.kill(process.pid, signal.SIGKILL)
+    finish(ranks)
+    assert finish(three(folder, tmp_path / "killed")) == [0, 0, 0]
+    assert_same_model(tmp_path / "straight", tmp_path / "killed")
 
 
 def test_a_signal_to_one_stops_all_at_the_same_step(

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from rbdc.recipes import Machine, Request
 from rbdc.tree.engine import Event, Watcher
 from rbdc.tree.execute import Workshop, execute
 from rbdc.tree.jobs import Job, TrainJob
+from rbdc.tree.lock import holder, locked
 from rbdc.tree.prepare import Prepared, prepare
 from rbdc.tree.run import differences
 from tests.support import QUICK, TINY, folder_data, small_recipe
@@ -226,6 +228,34 @@ def test_another_request_on_an_old_folder_is_refused(folder: Path, straight: Pat
     run(small_tree(folder), straight)
 
 
+def test_the_data_may_move_and_room_is_needed_once(
+    folder: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder, tmp_path / "elsewhere")
+    monkeypatch.setattr("rbdc.tree.run.free_bytes", lambda _folder: 100_000)  # what is left
+    run(small_tree(tmp_path / "elsewhere"), straight)
+
+
+def test_a_killed_run_holds_nothing_though_its_workers_live(folder: Path, tmp_path: Path) -> None:
+    """Workers that decode images are forked, and outlive a killed parent for seconds."""
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_run_with_workers, args=(folder, tmp_path / "run"))
+    process.start()
+    while not list(tmp_path.glob("run/jobs/*/checkpoints/step-*")) and process.is_alive():
+        time.sleep(0.01)
+    assert holder(tmp_path / "run")
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    assert holder(tmp_path / "run") is None
+    with locked(tmp_path / "run"):
+        pass
+
+
+def _run_with_workers(folder: Path, output: Path) -> None:
+    machine = Machine(**{**EAGER.to_json(), "workers": 2})
+    run(small_tree(folder, in_memory=False, scale=(0.5, 1.0)), output, machine)
+
+
 def test_other_data_on_an_old_folder_is_refused(tmp_path: Path) -> None:
     folder_data(tmp_path / "data")
     settings: dict[str, Any] = {"steps": 1, "epochs": 2.0}
@@ -237,9 +267,14 @@ def test_other_data_on_an_old_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_something_else_is_left_alone(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "letter.txt").write_text("dear")
+    precious = tmp_path / "jobs" / "mine" / "checkpoints" / "precious.pt"
+    precious.parent.mkdir(parents=True)
+    others = (precious, tmp_path / "jobs/mine/result.json", tmp_path / "jobs/mine/.notes.old")
+    for path in others:
+        path.write_text("dear")
     with pytest.raises(RunError, match="no run of ours"):
         run(small_tree(folder), tmp_path)
+    assert all(path.exists() for path in others) and not (tmp_path / "run.lock").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written"):
         run(small_tree(folder), tmp_path / "file" / "run")
@@ -311,6 +346,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "classes": ({"model_kwargs": {**TINY[RESNET], "num_classes": 3}}, "3 classes"),
     "steps": ({"steps": 4}, "cannot be halved 4 times"),
     "size": ({"model_kwargs": {**TINY[RESNET], "img_size": 32}}, "images are"),
+    "optimizer's state": ({"opt": "adafactorbv"}, "adafactorbv cannot be used here"),
     "transitions": ({"transition": ("carry",) * 3}, "3 transitions are given for 2"),
     "mean": ({"mean": (0.1, 0.2), "std": (1.0, 1.0)}, "mean has 2 values"),
     "no spending": ({"epochs": None}, "not told how much to spend"),

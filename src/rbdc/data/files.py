@@ -16,6 +16,7 @@ from rbdc.data.images import DataSet, check_splits, listed_fingerprint
 from rbdc.errors import DataError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF")  # PIL would run Ghostscript on some others
 TRAIN, TEST = ("train", "training"), ("val", "validation", "valid", "test")
 _ENDS = {  # how a whole file begins and ends
     b"\xff\xd8": b"\xff\xd9",  # JPEG
@@ -90,7 +91,7 @@ class StoredImages:
         return len(self.places)
 
     def read(self, index: int) -> Image.Image:
-        return Image.open(BytesIO(self.places[index].read()))
+        return Image.open(BytesIO(self.places[index].read()), formats=FORMATS)
 
     def name(self, index: int) -> str:
         return str(self.places[index])

@@ -18,6 +18,8 @@ class Machine:
     """processes that decode images; images in memory need none"""
     channels_last: bool = True
     """keep images and convolutions with channels last in memory, which most devices like better"""
+    deterministic: bool = True
+    """on a GPU, use kernels that always give the same bits: what going on bitwise needs"""
     compile: bool = False
     """torch.compile the model"""
     checkpoint_minutes: float = 10.0

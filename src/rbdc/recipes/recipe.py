@@ -126,7 +126,7 @@ class Recipe(Augmentation):
     decay_epochs: float = 30.0
     """sched step: epochs between decays"""
     decay_rate: float = 0.1
-    """sched step: factor of a decay"""
+    """sched step: factor of a decay; sched poly: its power"""
     batch_size: int = 256
     """images of an update, over all processes and accumulation steps"""
     grad_accum_steps: int = 1

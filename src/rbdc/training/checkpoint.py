@@ -29,8 +29,10 @@ def save_checkpoint(
     """Write the checkpoint of a step into `folder`; then the oldest beyond `keep` go."""
     target = folder / f"step-{step:09d}"
     write_state(target, tensors, {**facts, "step": step})
-    for old in _by_age(folder)[keep:]:
-        shutil.rmtree(old)
+    found = _by_age(folder)
+    place = found.index(target)
+    for other in [*found[:place], *found[place + keep :]]:  # later ones were damaged
+        shutil.rmtree(other)
 
 
 def write_state(target: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

@@ -17,12 +17,14 @@ class Logs:
     """The logs of one training in its folder. What was logged after the step that a training goes
     on from is taken back, so that no step or epoch is there twice."""
 
-    def __init__(self, folder: Path, *, step: int, tensorboard: bool) -> None:
+    def __init__(self, folder: Path, *, step: int, gflops: int, tensorboard: bool) -> None:
         self.folder = folder
         kept = [line for line in _lines(folder / LOG) if line["step"] <= step]
-        write_text(folder / LOG, "".join(json.dumps(line) + "\n" for line in kept))
+        write_text(folder / LOG, "".join(json.dumps(line) + "\n" for line in kept), durable=True)
         self._file = (folder / LOG).open("a")
-        self._board = _board(folder / BOARD, step) if tensorboard else None
+        # Two folders: TensorBoard takes back what comes after a step, and GFLOPs are no steps.
+        starts = {"step": step, "gflops": gflops} if tensorboard else {}
+        self._boards = {axis: _board(folder / BOARD / axis, at) for axis, at in starts.items()}
 
     def step(self, values: Mapping[str, float], *, board: bool) -> None:
         """One logged step: `step`, `flops` (of the tree so far), and what was measured."""
@@ -45,18 +47,20 @@ class Logs:
         )
 
     def _scalars(self, group: str, values: Mapping[str, float], names: Sequence[str]) -> None:
-        if self._board is None:
-            return
-        for name in names:
-            if name in values:
-                self._board.add_scalar(f"{group}/{name}", values[name], int(values["step"]))
-                giga = int(values["flops"] / 1e9)
-                self._board.add_scalar(f"{group}-by-GFLOPs/{name}", values[name], giga)
+        for axis, board in self._boards.items():
+            at = int(values["step"] if axis == "step" else values["flops"] / 1e9)
+            for name in names:
+                if name in values:
+                    board.add_scalar(f"{group}/{name}", values[name], at)
+
+    def flush(self) -> None:
+        """What a checkpoint covers must not be lost."""
+        self._file.flush()
 
     def close(self) -> None:
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for board in self._boards.values():
+            board.close()
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

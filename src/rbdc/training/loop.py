@@ -24,7 +24,7 @@ from rbdc.recipes import Machine
 from rbdc.training.checkpoint import latest_checkpoint, save_checkpoint
 from rbdc.training.evaluation import Scores, evaluate
 from rbdc.training.logs import Logs
-from rbdc.training.machine import torch_device
+from rbdc.training.machine import make_deterministic, torch_device
 from rbdc.training.state import Start, State
 from rbdc.training.task import Task, describe_images, image_format
 from rbdc.training.world import World
@@ -93,6 +93,8 @@ def train(
     """
     if machine.threads:
         torch.set_num_threads(machine.threads)
+    if machine.deterministic:
+        make_deterministic()
     flops = (flops_before, flops_per_image)
     session = _Session(task, data, folder, start, machine, world, teacher, observe, flops)
     try:
@@ -157,7 +159,12 @@ class _Session:
         if saved:
             self._restore(*saved)
         self.logs = (
-            Logs(folder, step=self.state.step, tensorboard=machine.tensorboard)
+            Logs(
+                folder,
+                step=self.state.step,
+                gflops=int(self._flops() / 1e9),
+                tensorboard=machine.tensorboard,
+            )
             if world.is_main
             else None
         )
@@ -188,6 +195,7 @@ class _Session:
             if done < self.steps and self._due(ends):
                 self._save()
         self.world.settle()
+        self._check_weights()
         self._keep_best()
         scores = self.history[-1]
         return Trained(
@@ -202,6 +210,15 @@ class _Session:
     def close(self) -> None:
         if self.logs:
             self.logs.close()
+
+    def _check_weights(self) -> None:
+        """A gradient may be infinite although its loss is not."""
+        self._check_losses()
+        if not self.state.is_finite():
+            raise TrainingError(
+                f"weights are not finite after step {self.state.step - 1}, though the loss was",
+                "The last good checkpoint is kept. Try a lower learning rate, or clip-grad.",
+            )
 
     def _check_losses(self) -> None:
         """Read the losses of the last steps; one that is not finite ends the training."""
@@ -269,9 +286,11 @@ class _Session:
         )
 
     def _save(self) -> None:
-        self._check_losses()  # never save what came out of a loss that is not finite
+        self._check_weights()  # never save what is not finite
         began = time.monotonic()
         self._keep_best()
+        if self.logs:
+            self.logs.flush()
         if self.world.is_main:
             tensors, facts = self.state.saved()
             facts |= {

@@ -1,5 +1,6 @@
 """What this machine has, and what it can do."""
 
+import os
 import subprocess
 import sys
 from functools import cache
@@ -27,9 +28,19 @@ def torch_device(machine: Machine, local_rank: int = 0) -> torch.device:
     return device
 
 
-def check_precision(machine: Machine, recipe: Recipe) -> None:
-    """Refuse a precision that ends the process, before it does."""
-    on_cpu = torch_device(machine).type == "cpu"
+def make_deterministic() -> None:
+    """The same bits every time, on a GPU too; CPUs do that by themselves."""
+    if torch.cuda.is_available():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = False
+
+
+def check_machine(machine: Machine, recipe: Recipe, local_rank: int = 0) -> None:
+    """Refuse what this machine cannot do, before it crashes on it."""
+    on_cpu = torch_device(machine, local_rank).type == "cpu"
+    if recipe.sync_bn and on_cpu:
+        raise RunError("sync-bn needs GPUs: torch has it for no other device", "Leave it out.")
     if recipe.amp and on_cpu and not _cpu_survives(recipe.amp_dtype):
         raise RunError(
             f"this CPU ends the process on {recipe.amp_dtype} (it announces instructions it does "

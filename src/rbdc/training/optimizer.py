@@ -1,6 +1,7 @@
 """Optimizer and schedule, by timm; and the optimizer's state by parameter name."""
 
 import inspect
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,6 +86,23 @@ def optimizer_state(
         tensors |= {f"{GROUP}{number}/{key}": value for key, value in counters.items()}
         groups.append({key: value for key, value in own.items() if key not in counters})
     return tensors, {"numbers": numbers, "groups": groups}
+
+
+def optimizer_slots(recipe: Recipe) -> set[str]:
+    """What the recipe's optimizer keeps of a parameter, by letting it take a step; an error if it
+    cannot, or if that could not be saved."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(2, 2))
+    optimizer = make_optimizer(model, recipe)
+    try:
+        model(torch.ones(1, 1, 2, 2)).square().sum().backward()
+        optimizer.step()
+        tensors, facts = optimizer_state(model, optimizer)
+        json.dumps(facts)
+    except Exception as error:  # needs more than a gradient, or keeps more than tensors
+        raise RecipeError(
+            f"the optimizer {recipe.opt} cannot be used here: {error}", "Choose another --opt."
+        ) from error
+    return {name.rpartition("/")[2] for name in [*tensors, *facts["numbers"]]}
 
 
 def restore_optimizer(

@@ -1,11 +1,14 @@
 """What changes while a model trains: weights, their average, the optimizer, the step."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from timm.layers import convert_sync_batchnorm
+from timm.models import model_parameters
 from timm.utils import ModelEmaV3, dispatch_clip_grad
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -29,8 +32,6 @@ class Start:
     """What a training begins with."""
 
     model: nn.Module
-    averaged: Mapping[str, Tensor] | None = None
-    """The moving average, where the parents had one; else it begins with the weights."""
     optimizer: tuple[Mapping[str, Tensor], Mapping[str, Any]] | None = None
     """The optimizer's state, where it is carried over from the parents."""
 
@@ -63,7 +64,7 @@ class State:
         if self.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
         if recipe.sync_bn and world.size > 1:
-            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+            self.model = convert_sync_batchnorm(self.model)
         self.objective = Objective(recipe, teacher.to(device).eval() if teacher else None)
         self.objective.prepare(self.model)
         self.ema = (
@@ -74,8 +75,6 @@ class State:
         self.optimizer = make_optimizer(self.model, recipe)
         if start and start.optimizer is not None:
             self._restore_optimizer(*start.optimizer)
-        if start and start.averaged is not None and self.ema:
-            self.ema.module.load_state_dict(dict(start.averaged))
         self.schedule = make_schedule(self.optimizer, task, steps_per_epoch)
         self.scaler = torch.amp.GradScaler(
             device.type, enabled=recipe.amp and recipe.amp_dtype == "float16"
@@ -84,7 +83,10 @@ class State:
         if machine.compile:
             self.forward = torch.compile(self.forward)
         if world.size > 1:
-            self.forward = DistributedDataParallel(self.forward)
+            # Else it would sort gradients anew after the first step of every sitting, and sums of
+            # three or more are rounded as they are sorted.
+            warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+            self.forward = DistributedDataParallel(self.forward, find_unused_parameters=True)
 
     def models(self) -> list[nn.Module]:
         return [self.model, *([self.ema.module] if self.ema else [])]
@@ -129,7 +131,8 @@ class State:
             losses.append(loss.detach())
         if recipe.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
-            dispatch_clip_grad(self.model.parameters(), recipe.clip_grad, mode=recipe.clip_mode)
+            clipped = model_parameters(self.model, exclude_head=recipe.clip_mode == "agc")
+            dispatch_clip_grad(clipped, recipe.clip_grad, mode=recipe.clip_mode)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
@@ -137,6 +140,11 @@ class State:
         if self.ema:
             self.ema.update(self.model, step=self.step)
         return torch.stack(losses).mean()
+
+    def is_finite(self) -> bool:
+        """Whether every weight is a number."""
+        norms = torch._foreach_norm([parameter.detach() for parameter in self.model.parameters()])
+        return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
 
     def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that a later sitting needs: tensors, and facts for JSON."""

@@ -1,5 +1,6 @@
 """The teacher of a distillation: an exported folder, or a timm model with a weight file."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import timm
 import torch
 from torch import nn
 
+from rbdc.budget import CounterName, forward_flops
 from rbdc.data import ImageFormat
 from rbdc.disk import sha256_of
 from rbdc.errors import ModelError, RecipeError, nearest
@@ -15,8 +17,21 @@ from rbdc.models.folder import read_json, read_weights, weights_in
 from rbdc.recipes import Recipe
 
 
-def load_teacher(recipe: Recipe, image: ImageFormat, classes: int) -> tuple[nn.Module, str] | None:
-    """The teacher, and the SHA-256 of its weights; None where nothing is distilled."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Teacher:
+    """Who is distilled from."""
+
+    model: nn.Module
+    sha256: str
+    """Of its weights."""
+    forward_flops: int
+    """Of one of the student's images."""
+
+
+def load_teacher(
+    recipe: Recipe, image: ImageFormat, classes: int, counter: CounterName = "fvcore+sdpa"
+) -> Teacher | None:
+    """The recipe's teacher; None where nothing is distilled."""
     if recipe.distillation == "none" or recipe.teacher is None:
         return None
     place = Path(recipe.teacher)
@@ -37,7 +52,13 @@ def load_teacher(recipe: Recipe, image: ImageFormat, classes: int) -> tuple[nn.M
             nearest(recipe.teacher, timm.list_models()) or "Give an exported folder.",
         )
     _check(teacher.eval(), image, classes)
-    return teacher.requires_grad_(False), sha256_of(file)
+    record: Any = teacher.pretrained_cfg
+    record["input_size"] = (image.channels, image.height, image.width)
+    return Teacher(
+        model=teacher.requires_grad_(False),
+        sha256=sha256_of(file),
+        forward_flops=forward_flops(teacher, counter=counter),
+    )
 
 
 def _of_folder(folder: Path, file: Path) -> nn.Module:

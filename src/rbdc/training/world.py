@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rbdc.errors import RunError
+
 T = TypeVar("T")
 
 
@@ -78,13 +80,19 @@ class World:
                 dist.broadcast(buffer, src=0)
 
 
-def join_world() -> World:
+def join_world(device: str = "auto") -> World:
     """The world that torchrun describes in the environment; without it, a world of one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return World()
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    cuda = torch.cuda.is_available()
+    cuda = torch.cuda.is_available() and device in ("auto", "cuda")
+    if cuda and local_rank >= torch.cuda.device_count():
+        raise RunError(
+            f"process {local_rank} of this machine has no GPU: there are "
+            f"{torch.cuda.device_count()}",
+            "Start as many processes as there are GPUs.",
+        )
     if cuda:
         torch.cuda.set_device(local_rank)
     dist.init_process_group("nccl" if cuda else "gloo")

@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver
 from types import FrameType
 from typing import Any, Literal, Protocol
 
@@ -94,6 +95,8 @@ class SideBySide:
         # at once, and inherit neither threads nor a CUDA context.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["rbdc.tree.execute"])
+        with _signals(signal.SIG_IGN):  # inherited: a signal to the whole group is for us to handle
+            forkserver.ensure_running()
         events, devices = context.SimpleQueue(), context.SimpleQueue()
         stop = context.Event()
         for number in range(self.workers):
@@ -124,6 +127,7 @@ class SideBySide:
                     for future in done:
                         _settle(future, running.pop(future), ledger)
             except BrokenProcessPool:
+                stop.set()  # the others save, and do not train on to their end
                 raise RunError(
                     "a training process died (killed, or out of memory)",
                     "Give the same command again: it goes on from the last checkpoints.",
@@ -206,15 +210,22 @@ def _stop_requested(also: Callable[[], None] = lambda: None) -> Iterator[Callabl
         request.set()
         also()
 
+    with _signals(note):
+        yield request.is_set
+
+
+@contextmanager
+def _signals(handler: Any) -> Iterator[None]:
+    """Another handler of the stop signals, while it lasts."""
     if threading.current_thread() is not threading.main_thread():  # only it may handle signals
-        yield request.is_set
+        yield
         return
-    before = {number: signal.signal(number, note) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
     try:
-        yield request.is_set
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 # --- in a worker process ---------------------------------------------------------------------
@@ -227,8 +238,6 @@ _stop: Any
 def _begin_worker(shop: Workshop, events: Any, stop: Any, devices: Any) -> None:
     global _shop, _events, _stop
     _shop, _events, _stop = shop, events, stop
-    for number in STOP_SIGNALS:  # the main process gets them and tells us
-        signal.signal(number, signal.SIG_IGN)
     device = devices.get()
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device

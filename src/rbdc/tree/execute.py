@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from rbdc.budget import CounterName, forward_flops, training_flops
 from rbdc.coupling import couple, layout_of, set_class_names, verify_coupling
@@ -23,6 +23,7 @@ from rbdc.training.checkpoint import read_state, write_state
 from rbdc.training.machine import torch_device
 from rbdc.training.state import part
 from rbdc.training.task import describe_images, image_format
+from rbdc.training.teacher import Teacher
 from rbdc.tree.jobs import CoupleJob, Job, TrainJob
 from rbdc.tree.places import AVERAGE, MODEL, OPTIMIZER, PROGRESS, START
 from rbdc.tree.store import Store
@@ -38,7 +39,7 @@ class Workshop:
     data: DataSet
     machine: Machine
     world: World
-    teacher: nn.Module | None = None
+    teacher: Teacher | None = None
     counter: CounterName = "fvcore+sdpa"
 
 
@@ -82,7 +83,7 @@ def _train(
         start=lambda: _start(job, shop),
         machine=shop.machine,
         world=shop.world,
-        teacher=shop.teacher,
+        teacher=shop.teacher.model if shop.teacher else None,
         flops_per_image=per_image,
         flops_before=before,
         observe=note,
@@ -105,7 +106,7 @@ def _result(shop: Workshop, trained: Trained, per_image: float) -> dict[str, Any
         "best": trained.best,
         "images": trained.images,
         "training_flops": per_image * trained.images,
-        "teacher_flops": forward_flops(shop.teacher) * trained.images if shop.teacher else 0,
+        "teacher_flops": shop.teacher.forward_flops * trained.images if shop.teacher else 0,
         "seconds": trained.seconds,
     }
 
@@ -130,7 +131,6 @@ def _start(job: TrainJob, shop: Workshop) -> Start:
     moments = part(tensors, "optimizer/")
     return Start(
         model=model,
-        averaged=part(tensors, "ema/") or None,
         optimizer=(moments, facts["optimizer"]) if moments else None,
     )
 
@@ -164,10 +164,6 @@ def _couple(job: CoupleJob, shop: Workshop) -> dict[str, Any]:
     tensors: dict[str, Tensor] = {f"model/{k}": v for k, v in wide.state_dict().items()}
     facts: dict[str, Any] = {}
     layout = layout_of(first, wide)
-    if (folders[0] / AVERAGE).exists():
-        averages = [load(folder / AVERAGE) for folder in folders]
-        averaged = couple(*averages, into=build_empty(job.model), allow_inexact=job.allow_inexact)
-        tensors |= {f"ema/{name}": tensor for name, tensor in averaged.state_dict().items()}
     if job.transition.carries:
         states = [read_state(folder / OPTIMIZER) for folder in folders]
         moments = job.transition.optimizer(states[0], states[1], layout)

@@ -20,7 +20,7 @@ def locked(folder: Path) -> Iterator[None]:
     dies, holds it no more."""
     with (folder / LOCK).open("a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by forked workers
         except OSError:
             raise RunError(
                 f"{folder} is in use by another run: {_describe(file.name)}",
@@ -37,16 +37,24 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def holder(folder: Path) -> dict[str, Any] | None:
-    """Who holds the folder's lock, or None."""
+    """Who works in the folder, or None. The lock itself is not touched by looking."""
     try:
-        with (folder / LOCK).open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return _content(file.read())
+        who = _content((folder / LOCK).read_text())
     except OSError:
-        pass
-    return None
+        return None
+    if who.get("host") == socket.gethostname() and not _is_alive(who.get("pid")):
+        return None  # it was killed
+    return who or None
+
+
+def _is_alive(pid: Any) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, TypeError, ValueError):
+        return False
+    except PermissionError:  # someone else's
+        return True
+    return True
 
 
 def _content(text: str) -> dict[str, Any]:

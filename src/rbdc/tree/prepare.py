@@ -5,18 +5,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from rbdc.budget import Plan, make_plan
 from rbdc.data import DataSet, open_data
 from rbdc.errors import RecipeError
 from rbdc.models import ModelSpec
 from rbdc.recipes import PLAN, Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World, fit_to_data, image_format
-from rbdc.training.teacher import load_teacher
+from rbdc.training.teacher import Teacher, load_teacher
 from rbdc.tree.engine import Engine, Watcher
 from rbdc.tree.nodes import Tree, grow_tree
-from rbdc.tree.run import run_tree
+from rbdc.tree.run import check_run, run_tree
 
 _ELSEWHERE = {*PLAN, "model", "model_kwargs", "width", "img_size"}  # in the plan
 # May differ when a run goes on: the data is known by its fingerprint, wherever it lies.
@@ -32,7 +30,19 @@ class Prepared:
     data: DataSet
     plan: Plan
     tree: Tree
-    teacher: nn.Module | None = None
+    teacher: Teacher | None = None
+
+    def check(
+        self,
+        output: str | Path,
+        *,
+        machine: Machine,
+        jobs: int | None = None,
+        world: World | None = None,
+    ) -> None:
+        """Refuse what cannot work; `run` does this first. Nothing is written."""
+        world = world or World()
+        check_run(self.tree, self.recipe, self.data, Path(output), machine, world, jobs)
 
     def record(self) -> dict[str, Any]:
         """What decides the result, for run.json."""
@@ -44,8 +54,12 @@ class Prepared:
         content = {
             "plan": self.plan.to_json(),
             "recipe": self.recipe.to_json(),
-            "data_set": self.data.to_json(),
-            "teacher": self.tree.target.job.content()["teacher"],
+            "data_set": {  # wherever it lies, and whatever it is called there
+                name: value
+                for name, value in self.data.to_json().items()
+                if name not in ("name", "skipped")
+            },
+            "teacher": self.teacher.sha256 if self.teacher else None,
             **others,
         }
         return dict(json.loads(json.dumps(content)))
@@ -95,17 +109,11 @@ def train(
     return prepared.run(output, machine=machine or Machine(), watch=watch, jobs=jobs)
 
 
-def prepare(request: Request, recipe: Recipe) -> Prepared:
+def prepare(request: Request, recipe: Recipe, world: World | None = None) -> Prepared:
     """Open the data, make the plan and the tree; whatever does not fit is said here."""
     if request.model is None:
         raise RecipeError("no model is named", "Give --model, a timm name, or a recipe that does.")
-    data = open_data(
-        request.data,
-        folder=request.data_dir,
-        download=request.data_download,
-        in_memory=request.in_memory,
-        skip_bad=request.skip_bad,
-    )
+    data = _open(request, world or World())
     arguments = dict(request.model_kwargs)
     if request.img_size is not None:
         arguments["img_size"] = request.img_size
@@ -118,7 +126,8 @@ def prepare(request: Request, recipe: Recipe) -> Prepared:
         images=len(data.train),
         **{name: getattr(request, name) for name in PLAN},
     )
-    teacher = load_teacher(recipe, image_format(spec, recipe, data), len(data.class_names))
+    image = image_format(spec, recipe, data)
+    teacher = load_teacher(recipe, image, len(data.class_names), request.counter)
     tree = grow_tree(
         plan,
         recipe,
@@ -127,7 +136,7 @@ def prepare(request: Request, recipe: Recipe) -> Prepared:
         transition=request.transition,
         carry_warmup_epochs=request.carry_warmup_epochs,
         with_baseline=request.with_baseline,
-        teacher=teacher[1] if teacher else None,
+        teacher=teacher.sha256 if teacher else None,
         allow_inexact=request.allow_inexact,
     )
     return Prepared(
@@ -136,5 +145,21 @@ def prepare(request: Request, recipe: Recipe) -> Prepared:
         data=data,
         plan=plan,
         tree=tree,
-        teacher=teacher[0] if teacher else None,
+        teacher=teacher,
     )
+
+
+def _open(request: Request, world: World) -> DataSet:
+    def open_it(download: bool) -> DataSet:
+        return open_data(
+            request.data,
+            folder=request.data_dir,
+            download=download,
+            in_memory=request.in_memory,
+            skip_bad=request.skip_bad,
+        )
+
+    if request.data_download and world.size > 1:  # one fetches, then all read
+        world.tell(lambda: open_it(True).fingerprint)
+        return open_it(False)
+    return open_it(request.data_download)

@@ -1,5 +1,6 @@
 """A run: the jobs of a tree in one folder, from the first check to the trained target."""
 
+import os
 import platform
 import sys
 import warnings
@@ -12,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
+from rbdc.coupling import check_slots
 from rbdc.data import DataSet, ImageSet, check_batch_size, check_image_size
 from rbdc.disk import free_bytes, is_writable, read_json, write_json
 from rbdc.errors import RunError
 from rbdc.models import ModelSpec, build_meta, export, load, timm_builds
 from rbdc.recipes import Machine, Recipe
 from rbdc.training import World, image_format
-from rbdc.training.machine import check_precision, torch_device
-from rbdc.training.optimizer import make_optimizer
+from rbdc.training.machine import check_machine, torch_device
+from rbdc.training.optimizer import optimizer_slots
+from rbdc.training.teacher import Teacher
 from rbdc.tree.engine import Engine, InProcess, SideBySide, Watcher
 from rbdc.tree.execute import Workshop, own_flops
 from rbdc.tree.jobs import CoupleJob, TrainJob
@@ -44,7 +46,7 @@ def run_tree(
     watch: Watcher,
     jobs: int | None = None,
     engine: Engine | None = None,
-    teacher: nn.Module | None = None,
+    teacher: Teacher | None = None,
 ) -> dict[str, Any]:
     """Run what is not finished of the tree in `output`, and return the result.
 
@@ -52,9 +54,7 @@ def run_tree(
     siblings are trained side by side; by default one on a GPU, and on a CPU what is faster.
     Another `engine` than this machine's runs them as it likes.
     """
-    if jobs is not None and jobs < 1:
-        raise RunError(f"jobs is {jobs}, expected 1 or more", "1 is one training at a time.")
-    check_run(tree, recipe, data, output, machine, world)
+    check_run(tree, recipe, data, output, machine, world, jobs)
     store = Store(output / JOBS)
     shop = Workshop(
         store=store,
@@ -69,7 +69,7 @@ def run_tree(
         def begin() -> dict[str, Any]:
             output.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(output))
-            store.clean()
+            store.clean()  # it is ours: check_run has looked
             return _begin(output, tree, request, shop, jobs)
 
         local = _engine(tree, world.tell(begin))
@@ -78,23 +78,43 @@ def run_tree(
 
 
 def check_run(
-    tree: Tree, recipe: Recipe, data: DataSet, output: Path, machine: Machine, world: World
+    tree: Tree,
+    recipe: Recipe,
+    data: DataSet,
+    output: Path,
+    machine: Machine,
+    world: World,
+    jobs: int | None = None,
 ) -> None:
     """Everything that can be known to fail, before the first step. The plan has already coupled
     the whole tree by shapes."""
-    check_precision(machine, recipe)
+    if jobs is not None and jobs < 1:
+        raise RunError(f"jobs is {jobs}, expected 1 or more", "1 is one training at a time.")
+    if jobs is not None and jobs > 1 and world.size > 1:
+        raise RunError(
+            f"{world.size} processes train each model together: there is no room for {jobs} jobs",
+            "Leave --jobs out under torchrun.",
+        )
+    check_machine(machine, recipe, world.local_rank)
     if not is_writable(output):
         raise RunError(f"{output} cannot be written to", "Choose another folder.")
+    if output.exists() and not (output / RUN).exists():
+        foreign = [p.name for p in output.iterdir() if p.name != LOCK and RUN not in p.name]
+        if foreign:
+            raise RunError(
+                f"{output} holds something ({foreign[0]}), but no run of ours",
+                "Choose an empty or a new folder.",
+            )
     shares = world.size * recipe.grad_accum_steps
     check_batch_size(len(data.train), recipe.batch_size, shares, mixes=recipe.mixes)
     image = image_format(tree.plan.model, recipe, data)
     if isinstance(data.train, ImageSet) and recipe.batched:
         check_image_size(data.train, image)
-    make_optimizer(nn.Linear(2, 2), recipe)
+    slots = optimizer_slots(recipe)
     for node in tree.nodes:
-        if isinstance(node.job, CoupleJob):
-            node.job.transition.check(recipe)
-    needed, free = _needed_bytes(tree, recipe, machine), free_bytes(output)
+        if isinstance(node.job, CoupleJob) and node.job.transition.carries:
+            check_slots(slots)
+    needed, free = _needed_bytes(tree, recipe, machine, output), free_bytes(output)
     if needed > free:
         raise RunError(
             f"the run needs up to {needed / 1e9:.1f} GB and {output} has {free / 1e9:.1f} GB free",
@@ -102,19 +122,23 @@ def check_run(
         )
 
 
-def _needed_bytes(tree: Tree, recipe: Recipe, machine: Machine) -> int:
-    """Of all jobs' results, and the checkpoints of the largest level."""
+def _needed_bytes(tree: Tree, recipe: Recipe, machine: Machine, output: Path) -> int:
+    """Of the results that are still to come, and the checkpoints of the largest level."""
     copies_saved = 3 + recipe.model_ema  # weights, two moments, average
     results, checkpoints = 0, 0
+    store = Store(output / JOBS)
     for node in tree.all:
+        if store.result(node.job):
+            continue
+        results -= sum(p.stat().st_size for p in store.folder(node.job).rglob("*") if p.is_file())
         size = _model_bytes(node.job.model)
         if isinstance(node.job, TrainJob):
             results += size * (2 + recipe.model_ema + 2 * node.job.keeps_optimizer)
             level = 2**node.level * size * copies_saved * (machine.keep + 1)
             checkpoints = max(checkpoints, level)
         else:
-            results += size * (1 + recipe.model_ema + 2 * node.job.transition.carries)
-    return results + checkpoints + _model_bytes(tree.plan.model)
+            results += size * (1 + 2 * node.job.transition.carries)
+    return max(0, results + checkpoints) + _model_bytes(tree.plan.model)
 
 
 def _model_bytes(spec: ModelSpec) -> int:
@@ -132,10 +156,6 @@ def _begin(
     old = read_json(output / RUN)
     if old:
         _check_same(output, old["request"], request)
-    elif any(path.name != LOCK for path in output.iterdir()):
-        raise RunError(
-            f"{output} holds something, but no run of ours", "Choose an empty or a new folder."
-        )
     machine, world = shop.machine, shop.world
     threads = machine.threads or torch.get_num_threads()
     if old and jobs is None:
@@ -148,6 +168,7 @@ def _begin(
         "request": request,
         "nodes": [_describe(node, shop) for node in tree.all],
         "engine": {"jobs": jobs, "threads": threads, "processes": world.size},
+        "data": shop.data.to_json(),
         "machine": machine.to_json(),
         "environment": environment(),
         "command": (old or {}).get("command", sys.argv[1:]),
@@ -176,8 +197,9 @@ def _engine(tree: Tree, run: Mapping[str, Any]) -> Engine:
     if jobs == 1 or run["engine"]["processes"] > 1:
         return InProcess(threads=share)
     gpus = torch.cuda.device_count() if run["machine"]["device"] in ("auto", "cuda") else 0
-    devices = [str(number % gpus) for number in range(jobs)] if gpus else []
-    return SideBySide(workers=jobs, threads=share, all_threads=threads, devices=devices)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+    devices = [visible.split(",")[number % gpus] for number in range(jobs)] if gpus else []
+    return SideBySide(workers=jobs, threads=share, all_threads=max(threads, jobs), devices=devices)
 
 
 def _finish(output: Path, tree: Tree, store: Store) -> dict[str, Any]:

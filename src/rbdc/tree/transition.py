@@ -12,13 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rbdc.coupling import Layout, check_slots, couple_moments
+from rbdc.coupling import Layout, couple_moments
 from rbdc.errors import RecipeError
 from rbdc.recipes import Recipe
-from rbdc.training.optimizer import make_optimizer, optimizer_state
 
 TransitionName = Literal["restart", "carry"]
 Moments = tuple[Mapping[str, Tensor], Mapping[str, Any]]
@@ -49,17 +47,6 @@ class Transition:
             for group in first[1]["groups"]
         ]
         return couple_moments(first[0], second[0], layout), {**first[1], "groups": groups}
-
-    def check(self, recipe: Recipe) -> None:
-        """Refuse an optimizer whose state cannot be carried: let it take a step and look."""
-        if not self.carries:
-            return
-        model = nn.Linear(2, 2)
-        optimizer = make_optimizer(model, recipe)
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-        tensors, facts = optimizer_state(model, optimizer)
-        check_slots({name.rpartition("/")[2] for name in [*tensors, *facts["numbers"]]})
 
 
 TRANSITIONS: Mapping[str, Transition] = {
