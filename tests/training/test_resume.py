@@ -145,6 +145,17 @@ def test_weights_that_are_not_finite_are_never_saved(
         run(last, data, tmp_path / "last")
 
 
+def test_no_memory_is_said_in_two_lines(
+    data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_self: State, _micro: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("tried to allocate 3 GiB")
+
+    monkeypatch.setattr(State, "update", full)
+    with pytest.raises(TrainingError, match="no memory for resnet18d with 4 images at a time"):
+        run(small_task(RESNET, data, grad_accum_steps=2), data, tmp_path / "run")
+
+
 def test_a_killed_training_loses_no_line_of_its_log(data: DataSet, tmp_path: Path) -> None:
     """Whatever a checkpoint covers is in the log, although nothing was closed."""
     task = small_task(RESNET, data)

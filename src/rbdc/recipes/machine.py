@@ -26,7 +26,7 @@ class Machine:
     """save at least this often, also within an epoch"""
     checkpoint_epochs: int = 1
     """save at the end of every so many epochs"""
-    checkpoint_share: float = 0.01
+    checkpoint_share: float = 0.005
     """save at an epoch's end only once saving takes less than this share of the time"""
     keep: int = 2
     """checkpoints kept of a model in training"""

@@ -99,6 +99,12 @@ def train(
     session = _Session(task, data, folder, start, machine, world, teacher, observe, flops)
     try:
         return session.run(stopped)
+    except torch.OutOfMemoryError as error:
+        share = task.recipe.batch_size // world.size // task.recipe.grad_accum_steps
+        raise TrainingError(
+            f"the device has no memory for {task.model} with {share} images at a time: {error}",
+            "Give a batch in more parts (--grad-accum-steps), use --amp, or more processes.",
+        ) from error
     finally:
         session.close()
 
@@ -152,7 +158,7 @@ class _Session:
             set_class_names(model, data.class_names)
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
-        self.best_model: nn.Module | None = None  # not yet on the disk
+        self.best_weights: dict[str, Tensor] | None = None  # not yet on the disk
         self.losses: list[float] = []  # of this epoch's steps so far
         self.seconds_before = 0.0
         self.pending: list[tuple[int, Tensor, Tensor]] = []  # step, images, loss on the device
@@ -260,7 +266,8 @@ class _Session:
         judged = "ema_top1" if "ema_top1" in row else "top1"
         if not self.best or row[judged] > self.best["top1"]:
             self.best = {"step": step, "epoch": row["epoch"], "top1": row[judged]}
-            self.best_model = copy.deepcopy(self.state.best_model())
+            weights = self.state.best_model().state_dict()
+            self.best_weights = {name: tensor.clone() for name, tensor in weights.items()}
         if self.logs:
             self.logs.epoch(self.history)
         self.since = (step, time.monotonic())
@@ -312,9 +319,11 @@ class _Session:
 
     def _keep_best(self) -> None:
         """Write the best model, if it is new; with each checkpoint, because that refers to it."""
-        if self.best_model is not None and self.world.is_main:
-            export(self.best_model, self.folder / BEST, force=True)
-        self.best_model = None
+        if self.best_weights is not None and self.world.is_main:
+            model = copy.deepcopy(self.state.best_model())
+            model.load_state_dict(self.best_weights)
+            export(model, self.folder / BEST, force=True)
+        self.best_weights = None
 
     def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The same checkpoint for every process: the one the main process finds whole."""
