@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -122,8 +123,8 @@ class TrainingBatches:
             train,
             training_transform(self.settings, self.image),
             self.image.channels,
-            self.seed,
             self.data.skip_bad,
+            partial(_seed_sample, self.seed, bool(self.settings.aa)),
         )
         read = _read_batches(samples, lambda: self._tokens(start, stop), self.workers)
         for step in range(start, stop):
@@ -173,7 +174,7 @@ class EvaluationBatches:
     ) -> None:
         self.test, self.image, self.device = data.test, image, device
         self.samples = _Samples(
-            data.test, evaluation_transform(image), image.channels, 0, data.skip_bad
+            data.test, evaluation_transform(image), image.channels, data.skip_bad
         )
         parts, mine = part
         indices = list(range(mine, len(data.test), parts))
@@ -211,19 +212,23 @@ Pixels = tuple[Tensor, Tensor, Tensor]  # uint8 images, labels, which images the
 _Read = tuple[Pixels, list[str]] | DataError  # with what was wrong with images left out
 
 
+def _seed_sample(seed: int, numpy: bool, epoch: int, position: int) -> None:
+    set_seeds(derive_seed(seed, "sample", epoch, position), numpy=numpy)
+
+
 class _Samples(Dataset[Pixels]):
-    """Transformed images for a batch of tokens."""
+    """Transformed images for a batch of tokens. `seed` is called before each is transformed."""
 
     def __init__(
         self,
         source: ImageSource,
         transform: Callable[[Any], Tensor],
         channels: int,
-        seed: int,
         skip_bad: bool,
+        seed: Callable[[int, int], None] | None = None,
     ) -> None:
         self.source, self.transform, self.channels = source, transform, channels
-        self.seed, self.skip_bad = seed, skip_bad
+        self.skip_bad, self.seed = skip_bad, seed
 
     def __getitems__(self, tokens: list[Token]) -> _Read:
         """What a worker sends. An error is sent, too: raised, torch would make a text of it."""
@@ -231,7 +236,8 @@ class _Samples(Dataset[Pixels]):
         try:
             for epoch, position, index in tokens:
                 image, taken, problems = self._read(index)
-                set_seeds(derive_seed(self.seed, "sample", epoch, position))
+                if self.seed:
+                    self.seed(epoch, position)
                 images.append(torch.as_tensor(self.transform(image)[: self.channels]))
                 indices.append(taken)
                 replaced += problems

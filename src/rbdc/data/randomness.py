@@ -21,10 +21,12 @@ def generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(derive_seed(*parts))
 
 
-def set_seeds(seed: int) -> None:
-    """Seed the three generators that augmentations draw from (CUDA's are left alone)."""
+def set_seeds(seed: int, *, numpy: bool = True) -> None:
+    """Seed the three generators that augmentations draw from (CUDA's are left alone). numpy's takes
+    longer than both others; of what happens to one image only RandAugment and its kin use it."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - timm draws from numpy's global generator
+    if numpy:
+        np.random.seed(seed % 2**32)  # noqa: NPY002 - timm draws from numpy's global generator
     torch.default_generator.manual_seed(seed)
 
 
