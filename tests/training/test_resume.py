@@ -91,6 +91,11 @@ def test_in_memory(name: str, stops: tuple[int, ...], data: DataSet, tmp_path: P
     task = small_task(name, data, drop_path=0.2, **RICH)
     straight = run(task, data, tmp_path / "straight")
     assert_equal(straight, run(task, data, tmp_path / "stopped", *stops))
+    best, other = (
+        (tmp_path / which / "best" / "model.safetensors").read_bytes()
+        for which in ("straight", "stopped")
+    )
+    assert best == other
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -25,7 +25,7 @@ from rbdc.training.checkpoint import latest_checkpoint, save_checkpoint
 from rbdc.training.evaluation import Scores, evaluate
 from rbdc.training.logs import Logs
 from rbdc.training.machine import make_deterministic, torch_device
-from rbdc.training.state import Start, State
+from rbdc.training.state import Start, State, part
 from rbdc.training.task import Task, describe_images, image_format
 from rbdc.training.world import World
 
@@ -158,7 +158,7 @@ class _Session:
             set_class_names(model, data.class_names)
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
-        self.best_weights: dict[str, Tensor] | None = None  # not yet on the disk
+        self.best_weights: dict[str, Tensor] = {}
         self.losses: list[float] = []  # of this epoch's steps so far
         self.seconds_before = 0.0
         self.pending: list[tuple[int, Tensor, Tensor]] = []  # step, images, loss on the device
@@ -295,11 +295,11 @@ class _Session:
     def _save(self) -> None:
         self._check_weights()  # never save what is not finite
         began = time.monotonic()
-        self._keep_best()
         if self.logs:
             self.logs.flush()
         if self.world.is_main:
             tensors, facts = self.state.saved()
+            tensors |= {f"best/{name}": tensor for name, tensor in self.best_weights.items()}
             facts |= {
                 "task": self.task.to_json(),
                 "history": self.history,
@@ -318,12 +318,11 @@ class _Session:
         self.save_seconds = self.saved_at - began
 
     def _keep_best(self) -> None:
-        """Write the best model, if it is new; with each checkpoint, because that refers to it."""
-        if self.best_weights is not None and self.world.is_main:
+        """Write the best model; until now it was in the checkpoints."""
+        if self.world.is_main:
             model = copy.deepcopy(self.state.best_model())
             model.load_state_dict(self.best_weights)
             export(model, self.folder / BEST, force=True)
-        self.best_weights = None
 
     def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The same checkpoint for every process: the one the main process finds whole."""
@@ -337,6 +336,7 @@ class _Session:
         assert facts["task"] == _plain(self.task.to_json()), "a checkpoint of another task"
         self.state.restore(tensors, facts)
         self.history, self.best = facts["history"], facts["best"]
+        self.best_weights = part(tensors, "best/")
         self.losses, self.seconds_before = facts["losses"], facts["seconds"]
 
     def _tell(self, scores: Scores | None = None) -> None:

@@ -124,7 +124,7 @@ def check_run(
 
 def _needed_bytes(tree: Tree, recipe: Recipe, machine: Machine, output: Path) -> int:
     """Of the results that are still to come, and the checkpoints of the largest level."""
-    copies_saved = 3 + recipe.model_ema  # weights, two moments, average
+    copies_saved = 4 + recipe.model_ema  # weights, the best, two moments, average
     results, checkpoints = 0, 0
     store = Store(output / JOBS)
     for node in tree.all:
