@@ -56,10 +56,8 @@ class Trained:
     """The result of a training."""
 
     state: State
-    scores: Scores
-    """Of the last weights."""
     history: list[dict[str, Any]]
-    """A row an evaluation."""
+    """A row an evaluation; the last is that of the last weights."""
     best: dict[str, Any]
     """The best evaluation: its step, epoch and accuracy."""
     images: int
@@ -203,10 +201,8 @@ class _Session:
         self.world.settle()
         self._check_weights()
         self._keep_best()
-        scores = self.history[-1]
         return Trained(
             state=self.state,
-            scores=Scores(top1=scores["top1"], top5=scores["top5"], loss=scores["loss"]),
             history=self.history,
             best=self.best,
             images=self.steps * self.task.recipe.batch_size,

@@ -127,14 +127,12 @@ class SideBySide:
                     for future in done:
                         _settle(future, running.pop(future), ledger)
             except BrokenProcessPool:
-                stop.set()  # the others save, and do not train on to their end
                 raise RunError(
                     "a training process died (killed, or out of memory)",
                     "Give the same command again: it goes on from the last checkpoints.",
                 ) from None
-            except BaseException:
-                stop.set()
-                raise
+            finally:
+                stop.set()  # whatever happened: who is still at it saves, and ends
         if stopped():
             raise Interrupted("stopped")
         ledger.close()

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from rbdc.budget import CounterName, forward_flops, training_flops
-from rbdc.coupling import couple, layout_of, set_class_names, verify_coupling
+from rbdc.coupling import couple, layout_of, verify_coupling
 from rbdc.data import DataSet, EvaluationBatches
 from rbdc.disk import write_text
 from rbdc.errors import CouplingError
@@ -22,11 +22,12 @@ from rbdc.training import Progress, Start, Trained, World, evaluate, initial_wei
 from rbdc.training.checkpoint import read_state, write_state
 from rbdc.training.machine import torch_device
 from rbdc.training.state import part
-from rbdc.training.task import describe_images, image_format
+from rbdc.training.task import image_format
 from rbdc.training.teacher import Teacher
 from rbdc.tree.jobs import CoupleJob, Job, TrainJob
 from rbdc.tree.places import AVERAGE, MODEL, OPTIMIZER, PROGRESS, START
 from rbdc.tree.store import Store
+from rbdc.tree.transition import carried_optimizer
 
 PROGRESS_SECONDS = 2.0
 
@@ -159,17 +160,12 @@ def _couple(job: CoupleJob, shop: Workshop) -> dict[str, Any]:
         workers=shop.machine.workers,
     )
     scores = evaluate(wide.to(device), test, shop.world, nullcontext())
-    describe_images(wide, image)
-    set_class_names(wide, shop.data.class_names)
     tensors: dict[str, Tensor] = {f"model/{k}": v for k, v in wide.state_dict().items()}
     facts: dict[str, Any] = {}
-    layout = layout_of(first, wide)
     if job.transition.carries:
         states = [read_state(folder / OPTIMIZER) for folder in folders]
-        moments = job.transition.optimizer(states[0], states[1], layout)
-        assert moments is not None
-        tensors |= {f"optimizer/{name}": tensor for name, tensor in moments[0].items()}
-        facts["optimizer"] = moments[1]
+        moments, facts["optimizer"] = carried_optimizer(*states, layout_of(first, wide))
+        tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
     if shop.world.is_main:
         write_state(shop.store.folder(job) / START, tensors, facts)
     return {

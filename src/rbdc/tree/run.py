@@ -217,8 +217,8 @@ def _finish(output: Path, tree: Tree, store: Store) -> dict[str, Any]:
 def run_result(tree: Tree, store: Store) -> dict[str, Any]:
     """What a finished run came to: every training's FLOPs counted."""
     results = {node.name: store.result(node.job) or {} for node in tree.all}
-    trained = [(node, results[node.name]) for node in tree.nodes if isinstance(node.job, TrainJob)]
-    spent = sum(result["training_flops"] for _, result in trained)
+    trained = [results[node.name] for node in tree.nodes if isinstance(node.job, TrainJob)]
+    spent = sum(result["training_flops"] for result in trained)
     target = results[tree.target.name]
     summary: dict[str, Any] = {
         "model": tree.plan.model.to_json(),
@@ -227,7 +227,7 @@ def run_result(tree: Tree, store: Store) -> dict[str, Any]:
         "loss": target["loss"],
         "best": target["best"],
         "training_flops": spent,
-        "teacher_flops": sum(result["teacher_flops"] for _, result in trained),
+        "teacher_flops": sum(result["teacher_flops"] for result in trained),
         "planned_flops": tree.plan.training_flops,
         "normalized_flops": spent / tree.plan.baseline_flops,
         "seconds": sum(result["seconds"] for result in results.values()),

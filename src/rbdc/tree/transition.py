@@ -38,15 +38,14 @@ class Transition:
             return min(recipe.warmup_epochs, carry_warmup_epochs)
         return recipe.warmup_epochs
 
-    def optimizer(self, first: Moments, second: Moments, layout: Layout) -> Moments | None:
-        """The state that the wide model's optimizer starts with."""
-        if not self.carries:
-            return None
-        groups = [  # the rate is the wide model's own
-            {key: value for key, value in group.items() if key not in ("lr", "initial_lr")}
-            for group in first[1]["groups"]
-        ]
-        return couple_moments(first[0], second[0], layout), {**first[1], "groups": groups}
+
+def carried_optimizer(first: Moments, second: Moments, layout: Layout) -> Moments:
+    """The state that a wide model's optimizer starts with, of its parents'."""
+    groups = [  # the rate is the wide model's own
+        {key: value for key, value in group.items() if key not in ("lr", "initial_lr")}
+        for group in first[1]["groups"]
+    ]
+    return couple_moments(first[0], second[0], layout), {**first[1], "groups": groups}
 
 
 TRANSITIONS: Mapping[str, Transition] = {
