@@ -163,8 +163,8 @@ def _couple(job: CoupleJob, shop: Workshop) -> dict[str, Any]:
     tensors: dict[str, Tensor] = {f"model/{k}": v for k, v in wide.state_dict().items()}
     facts: dict[str, Any] = {}
     if job.transition.carries:
-        states = [read_state(folder / OPTIMIZER) for folder in folders]
-        moments, facts["optimizer"] = carried_optimizer(*states, layout_of(first, wide))
+        left, right = (read_state(folder / OPTIMIZER) for folder in folders)
+        moments, facts["optimizer"] = carried_optimizer(left, right, layout_of(first, wide))
         tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
     if shop.world.is_main:
         write_state(shop.store.folder(job) / START, tensors, facts)
