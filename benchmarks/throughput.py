@@ -8,12 +8,13 @@ Ours is `rbdc.training.train` as a run calls it: its checks, logs and TensorBoar
 is the loop of its train.py from its parts, with its defaults: prefetcher, persistent workers,
 FastCollateMixup, no fused optimizer, and not channels last (`--channels-last` asks it to).
 
-Equal are the model with its weights, fp32, batch, threads, AdamW, its schedule, and augmentation:
+Equal are the model with its weights, fp32, batch, workers, AdamW, its schedule, and augmentation:
 - memory: pad by 2 and crop at random, flip. timm has no such crop, so that its data set, of PIL
   images, crops and flips with torchvision, in `--workers` processes. Ours needs none.
 - folder: the recipe deit's (RandAugment, erasing, mixup, cutmix, smoothing; not its repeats, which
   timm has only for many processes) and resnet50d's (resized crop, flip, colour jitter), both with
-  `--workers`. RandAugment's strength does not vary: timm 1.0.30 fails on Pillow 13 if it does.
+  `--workers`. A run leaves workers a core each, timm trains with torch's threads, as many as there
+  are cores; `--threads` gives both the same.
 
 They take turns. A turn starts anew, and its first steps are not timed; the others are, data
 included, all in one epoch: what timm loses between epochs is not counted. Printed is the ratio of
@@ -45,6 +46,7 @@ from rbdc.models import ModelSpec
 from rbdc.recipes import Machine, Recipe, read_recipe, split_settings
 from rbdc.training import Task, World, fit_to_data, image_format, initial_weights, loop, train
 from rbdc.training.logs import Logs
+from rbdc.training.machine import default_threads
 from rbdc.training.state import State
 from rbdc.tree import execute, run
 from rbdc.tree.prepare import prepare
@@ -52,6 +54,7 @@ from rbdc.tree.prepare import prepare
 RECIPES = {"deit": ("demo-deit", "deit"), "resnet": ("demo", "resnet50d")}  # memory, folder
 WIDTHS = {"narrow": 0.25, "wide": 1.0}
 EPOCHS = 8  # of the schedule; a turn ends long before
+ALL_THREADS = torch.get_num_threads()
 WARM = 8  # steps of a turn that are not timed: afterwards the workers' queues are as always
 
 
@@ -59,7 +62,6 @@ def make_task(family: str, width: float, data: DataSet, batch_size: int) -> Task
     """The small model of the family's demo, with the recipe for this kind of data."""
     demo, large = (read_recipe(name) for name in RECIPES[family])
     given = {"opt": "adamw", "lr": 1e-3, "batch_size": batch_size, "aug_repeats": 0}
-    given |= {"aa": "rand-m9-inc1"} if "aa" in large and not data.in_memory else {}
     _, recipe = split_settings(demo if data.in_memory else large, given)
     arguments = demo["model_kwargs"] | ({} if data.in_memory else {"img_size": 32})
     spec = ModelSpec(name=demo["model"], width=width, arguments=arguments)
@@ -143,7 +145,9 @@ def compare(case: str, data: DataSet, options: argparse.Namespace) -> None:
     """Print a line: the ratio and both speeds."""
     _, family, width = case.split()
     task = make_task(family, WIDTHS[width], data, options.batch_size)
-    machine = Machine(device="cpu", threads=options.threads, workers=options.workers)
+    decoders = 0 if data.in_memory else options.workers
+    threads = options.threads or default_threads(decoders)
+    machine = Machine(device="cpu", threads=threads, workers=options.workers)
     if isinstance(data.train, ImageSet):
         images: Any = PilImages(data.train, task.recipe)
     else:
@@ -152,6 +156,7 @@ def compare(case: str, data: DataSet, options: argparse.Namespace) -> None:
     assert WARM + steps < len(data.train) // options.batch_size, "a turn is less than an epoch"
     for _ in range(options.turns + 1):
         ours = our_turn(task, data, steps, machine)
+        torch.set_num_threads(options.threads or ALL_THREADS)
         loader = timm_loader(task, data, images, options.workers)
         seconds.append((ours, timm_turn(task, loader, steps, options.channels_last)))
         del loader  # and with it its workers
@@ -228,13 +233,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cifar", help="CIFAR-10 as a folder of JPEG files")
     parser.add_argument("--only", default="", help="part of a case, such as 'memory deit'")
-    numbers = {"turns": 7, "steps": 60, "batch-size": 128, "threads": 2, "workers": 2}
+    numbers = {"turns": 7, "steps": 60, "batch-size": 128, "threads": 0, "workers": 2}
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--channels-last", action="store_true", help="timm's model too")
     parser.add_argument("--overhead", metavar="RECIPE", help="demo, or a longer run")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     if options.overhead:
         overhead(options)
         return

@@ -181,6 +181,15 @@ def test_single_images_are_changed_as_by_timm(settings: Augmentation) -> None:
     assert differing > 10 or settings.hflip == 1.0  # it is random at all
 
 
+def test_randaugment_takes_what_pillow_gives_and_pillow_what_it_draws() -> None:
+    """Its strength varies, down to posterizing to no bits: Pillow 13 would refuse that."""
+    ours = augment.training_transform(Augmentation(aa="rand-m10-n8-mstd101-inc1"), IMAGE)
+    with generators_kept():
+        for seed in range(60):
+            set_seeds(seed)
+            ours(Image.fromarray(pixels(seed, (30, 20))))
+
+
 def test_without_a_scale_images_are_resized_padded_and_cropped() -> None:
     settings = Augmentation(scale=None, color_jitter=0.0, crop_padding=2)
     transform = augment.training_transform(settings, IMAGE)

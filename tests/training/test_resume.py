@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rbdc.data import DataSet
 from rbdc.errors import Interrupted, TrainingError
@@ -193,3 +194,52 @@ def test_logs_have_every_step_once(data: DataSet, tmp_path: Path) -> None:
     ]
     table = (tmp_path / "run" / "summary.csv").read_text().splitlines()
     assert len(table) == 1 + len(trained.history) == 4
+
+
+def test_tensorboard_has_every_step_once_on_both_axes(data: DataSet, tmp_path: Path) -> None:
+    """What was logged after the last checkpoint is taken back, by steps and by GFLOPs."""
+    task = small_task(RESNET, data)
+    given = QUICK.to_json() | {"tensorboard": True, "checkpoint_share": 1e9}
+    done: list[int] = []
+
+    def sit(folder: Path, dies_after: int = 0) -> None:
+        def stopped() -> bool:
+            done.append(0)
+            if len(done) == dies_after:
+                raise MemoryError  # saves nothing
+            return False
+
+        folder.mkdir(exist_ok=True)
+        train(
+            task,
+            data,
+            folder,
+            start=lambda: initial_weights(task),
+            machine=type(QUICK)(**given),
+            world=World(),
+            flops_per_image=1.5e9,
+            flops_before=100e9,
+            stopped=stopped,
+        )
+
+    straight, disturbed = tmp_path / "straight", tmp_path / "disturbed"
+    with pytest.raises(MemoryError):
+        sit(disturbed, 8)  # the last checkpoint is that of step 5
+    for folder in (straight, disturbed):
+        sit(folder)
+    for axis, places in (("step", range(1, 16)), ("gflops", range(112, 281, 12))):
+        wanted, found = (_scalars(run / "tensorboard" / axis) for run in (straight, disturbed))
+        assert found == wanted
+        assert {"eval/top1", "eval/loss", "train/lr"} <= set(wanted)
+        assert [place for place, _ in wanted["train/loss"]] == list(places)
+
+
+def _scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows, without what depends on the clock."""
+    board = EventAccumulator(str(folder))
+    board.Reload()
+    return {
+        name: [(event.step, event.value) for event in board.Scalars(name)]
+        for name in board.Tags()["scalars"]
+        if name != "train/images_per_second"
+    }

@@ -209,7 +209,9 @@ class EvaluationBatches:
 
 
 Pixels = tuple[Tensor, Tensor, Tensor]  # uint8 images, labels, which images these are
-_Read = tuple[Pixels, list[str]] | DataError  # with what was wrong with images left out
+# What a worker sends: with what was wrong with images left out. Lists take less to send than small
+# tensors, each of which would be a shared file.
+_Read = tuple[Tensor, list[int], list[int], list[str]] | DataError
 
 
 def _seed_sample(seed: int, numpy: bool, epoch: int, position: int) -> None:
@@ -244,7 +246,7 @@ class _Samples(Dataset[Pixels]):
         except DataError as error:
             return error
         labels = [int(self.source.labels[index]) for index in indices]
-        return (torch.stack(images), torch.tensor(labels), torch.tensor(indices)), replaced
+        return torch.stack(images), labels, indices, replaced
 
     def _read(self, index: int) -> tuple[Any, int, list[str]]:
         """An image, its index, and what was wrong with those whose place it takes."""
@@ -322,10 +324,10 @@ def _as_it_is(read: Any) -> Any:
 def _pixels(read: _Read) -> Pixels:
     if isinstance(read, DataError):
         raise DataError(read.problem, read.remedy)
-    pixels, replaced = read
+    images, labels, indices, replaced = read
     for problem in replaced:
         warnings.warn(f"{problem}; the next image takes its place", stacklevel=2)
-    return pixels
+    return images, torch.tensor(labels), torch.tensor(indices)
 
 
 def check_batch_size(images: int, batch_size: int, shares: int, *, mixes: bool) -> None:

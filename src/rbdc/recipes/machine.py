@@ -13,7 +13,7 @@ class Machine:
     device: str = "auto"
     """cuda, cpu, mps, ...; auto takes the best there is"""
     threads: int = 0
-    """CPU threads of one training; 0 leaves torch's choice"""
+    """CPU threads of one training; 0 is every core that no worker has"""
     workers: int = 2
     """processes that decode images; images in memory need none"""
     channels_last: bool = True

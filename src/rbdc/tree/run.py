@@ -21,7 +21,7 @@ from rbdc.errors import RunError
 from rbdc.models import ModelSpec, build_meta, export, load, timm_builds
 from rbdc.recipes import Machine, Recipe
 from rbdc.training import World, image_format
-from rbdc.training.machine import check_machine, torch_device
+from rbdc.training.machine import check_machine, default_threads, torch_device
 from rbdc.training.optimizer import optimizer_slots
 from rbdc.training.teacher import Teacher
 from rbdc.tree.engine import Engine, InProcess, SideBySide, Watcher
@@ -157,7 +157,9 @@ def _begin(
     if old:
         _check_same(output, old["request"], request)
     machine, world = shop.machine, shop.world
-    threads = machine.threads or torch.get_num_threads()
+    recipe = next(node.job.task.recipe for node in tree.nodes if isinstance(node.job, TrainJob))
+    decoders = 0 if shop.data.in_memory and recipe.batched else machine.workers
+    threads = machine.threads or default_threads(decoders)
     if old and jobs is None:
         jobs = old["engine"]["jobs"]
     if old and not machine.threads:
