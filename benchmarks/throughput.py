@@ -49,7 +49,7 @@ from rbdc.training.logs import Logs
 from rbdc.training.machine import default_threads
 from rbdc.training.state import State
 from rbdc.tree import execute, run
-from rbdc.tree.prepare import prepare
+from rbdc.tree import prepare as tree_prepare
 
 RECIPES = {"deit": ("demo-deit", "deit"), "resnet": ("demo", "resnet50d")}  # memory, folder
 WIDTHS = {"narrow": 0.25, "wide": 1.0}
@@ -206,14 +206,15 @@ PARTS: list[tuple[str, Any, list[str]]] = [
     ("logs and TensorBoard opened", Logs, ["__init__"]),
     ("logs and TensorBoard written", Logs, ["step", "epoch", "close"]),
     ("trainings set up", loop._Session, ["__init__"]),
-    ("coupled and proved", execute, ["_couple"]),
-    ("run checked, begun, finished", run, ["check_run", "_begin", "_finish"]),
+    ("coupled and proved", execute, ["_grow"]),
+    ("run checked, begun, finished", run, ["check_run", "_begin"]),
+    ("run checked, begun, finished", tree_prepare, ["_finish"]),
 ]
 
 
 def overhead(options: argparse.Namespace) -> None:
     """Run a recipe's whole tree, one model after the other; print where the time went."""
-    prepared = prepare(*split_settings(read_recipe(options.overhead)))
+    prepared = tree_prepare.prepare(*split_settings(read_recipe(options.overhead)))
     clock, machine = Clock(), Machine(device="cpu", threads=options.threads)
     for part, owner, names in PARTS:
         for name in names:

@@ -99,7 +99,8 @@ def _train(options: Namespace) -> None:
             _introduce(prepared, name, output)
         if options.dry_run:
             return
-        with LiveRun(prepared.tree, _console(quiet=not world.is_main)) as live:
+        console = _console(quiet=not world.is_main)
+        with LiveRun(prepared.tree.all, prepared.work(), console) as live:
             result = prepared.run(
                 output, machine=machine, watch=live, jobs=options.jobs, world=world
             )

@@ -10,15 +10,14 @@ from rbdc.report.live import LiveRun
 from rbdc.report.units import readable_duration
 from rbdc.training import Progress, Scores
 from rbdc.tree.engine import Event
-from rbdc.tree.nodes import Tree
-from rbdc.tree.prepare import prepare
+from rbdc.tree.prepare import Prepared, prepare
 from tests.support import TINY, folder_data, small_recipe
 
 SCORES = Scores(top1=0.25, top5=0.75, loss=2.0)
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     folder = tmp_path_factory.mktemp("data")
     folder_data(folder)
     request = Request(
@@ -29,7 +28,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
         epochs=4.0,
         with_baseline=True,
     )
-    return prepare(request, small_recipe()).tree
+    return prepare(request, small_recipe())
 
 
 def progress(step: int, scores: Scores | None = None) -> Progress:
@@ -45,12 +44,12 @@ def progress(step: int, scores: Scores | None = None) -> Progress:
     )
 
 
-def tell(tree: Tree, console: Console) -> LiveRun:
-    first, second, coupling, target = tree.nodes
-    standard = tree.all[-1]
-    couple = {"kind": "couple", "top1": 0.5, "proof_error": 1e-7, "norm_drift": 0.0}
+def tell(prepared: Prepared, console: Console) -> LiveRun:
+    first, second, coupling, target = prepared.tree.nodes
+    standard = prepared.tree.all[-1]
+    couple = {"kind": "grow", "top1": 0.5, "proof_error": 1e-7, "norm_drift": 0.0}
     trained = {"kind": "train", "top1": 0.625, "seconds": 65.0}
-    with LiveRun(tree, console) as live:
+    with LiveRun(prepared.tree.all, prepared.work(), console) as live:
         for event in (
             Event(kind="found", key=first.job.key, result=trained),
             Event(kind="started", key=second.job.key),
@@ -69,9 +68,9 @@ def tell(tree: Tree, console: Console) -> LiveRun:
     return live
 
 
-def test_a_file_gets_plain_lines(tree: Tree) -> None:
+def test_a_file_gets_plain_lines(prepared: Prepared) -> None:
     output = StringIO()
-    tell(tree, Console(file=output, width=140))
+    tell(prepared, Console(file=output, width=140))
     lines = output.getvalue().splitlines()
     assert lines[0] == "1.0 (width 0.5): already trained, top-1 62.50%"
     assert lines[1].startswith(
@@ -85,12 +84,12 @@ def test_a_file_gets_plain_lines(tree: Tree) -> None:
     assert "\x1b" not in output.getvalue()
 
 
-def test_a_terminal_gets_bars(tree: Tree) -> None:
+def test_a_terminal_gets_bars(prepared: Prepared) -> None:
     output = StringIO()
-    live = tell(tree, Console(file=output, width=120, force_terminal=True))
+    live = tell(prepared, Console(file=output, width=120, force_terminal=True))
     text = output.getvalue()
     assert "tree" in text and "━" in text and "left" in text
-    shares = [live.done[node.job.key] for node in tree.nodes[:2]]
+    shares = [live.done[node.job.key] for node in prepared.tree.nodes[:2]]
     assert shares == [1.0, 1.0]
 
 

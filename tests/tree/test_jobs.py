@@ -12,7 +12,8 @@ from rbdc.data import DataSet
 from rbdc.errors import RecipeError
 from rbdc.training import fit_to_data
 from rbdc.tree import measure
-from rbdc.tree.jobs import CoupleJob, TrainJob
+from rbdc.tree.coupling import Coupling
+from rbdc.tree.jobs import GrowJob, TrainJob
 from rbdc.tree.nodes import Tree, grow_tree
 from tests.support import TINY, small_data, small_recipe
 
@@ -63,20 +64,21 @@ def test_standard_training_costs_what_the_tree_costs(data: DataSet) -> None:
 
 def test_restart_and_carry(data: DataSet) -> None:
     restart, carry = (trainings(tree_of(data, transition=(name,))) for name in ("restart", "carry"))
-    assert all(job.task.anneal and not job.keeps_optimizer for job in restart.values())
+    assert all(job.task.anneal and not job.keeps for job in restart.values())
     assert {job.task.warmup_epochs for job in restart.values()} == {1.0}
     assert {name for name, job in carry.items() if job.task.anneal} == {"target"}
-    assert {name for name, job in carry.items() if not job.keeps_optimizer} == {"target"}
+    assert {name for name, job in carry.items() if not job.keeps} == {"target"}
     short = trainings(tree_of(data, transition=("carry",), carry_warmup_epochs=0.25))
     assert short["2.0"].task.warmup_epochs == 1.0 and short["1.0"].task.warmup_epochs == 0.25
 
 
 def test_a_transition_a_level_from_the_leaves_up(data: DataSet) -> None:
     jobs = trainings(tree_of(data, transition=("carry", "restart")))
-    assert not jobs["2.0"].task.anneal and jobs["2.0"].keeps_optimizer
-    assert jobs["1.0"].task.anneal and not jobs["1.0"].keeps_optimizer
+    assert not jobs["2.0"].task.anneal and jobs["2.0"].keeps == "optimizer"
+    assert jobs["1.0"].task.anneal and not jobs["1.0"].keeps
     first, last = jobs["1.0"].initial, jobs["target"].initial
-    assert first and last and (first.transition.name, last.transition.name) == ("carry", "restart")
+    assert first and last and first.method == Coupling(transition="carry")
+    assert last.method == Coupling(transition="restart")
     with pytest.raises(RecipeError, match="3 transitions are given for 2 couplings"):
         tree_of(data, transition=("carry",) * 3)
 
@@ -105,7 +107,7 @@ def test_a_key_changes_with_all_that_decides_the_result(data: DataSet) -> None:
     keys = {other.key for other in others}
     assert len(keys) == len(others) and job.key not in keys
     assert replace(job).key == job.key
-    assert isinstance(job.initial, CoupleJob) and job.initial.key != job.key
+    assert isinstance(job.initial, GrowJob) and job.initial.key != job.key
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A run as it goes: bars on a terminal, plain lines elsewhere."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,23 +12,21 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rbdc.report.units import readable_duration
 from rbdc.tree.engine import Event
 from rbdc.tree.jobs import TrainJob
-from rbdc.tree.nodes import Tree
+from rbdc.tree.nodes import Node
 
 
 class LiveRun:
-    """Watches a tree being run, and says what happens."""
+    """Watches jobs being run, and says what happens."""
 
-    def __init__(self, tree: Tree, console: Console | None = None) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], work: Mapping[str, float], console: Console | None = None
+    ) -> None:
+        """`work` is the FLOPs of each job."""
         self.console = console or Console()
-        self.nodes = {node.job.key: node for node in tree.all}
-        self.work = {  # FLOPs of each training, as planned
-            node.job.key: stage.training_flops / stage.models
-            for node in tree.nodes
-            for stage in tree.plan.stages
-            if stage.level == node.level and isinstance(node.job, TrainJob)
+        self.nodes = {node.job.key: node for node in nodes}
+        self.work = {
+            node.job.key: work[node.job.key] for node in nodes if isinstance(node.job, TrainJob)
         }
-        if tree.baseline:
-            self.work[tree.baseline.job.key] = tree.plan.training_flops
         self.done: dict[str, float] = {}  # share of each training
         self.began: float | None = None  # when the first step was told of
         self.found = 0.0  # FLOPs of what was already trained
@@ -119,9 +117,11 @@ def _scores(result: Mapping[str, Any]) -> str:
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
-    if result.get("kind") == "couple":
-        return (
-            f"{_scores(result)} before any step (proof {result['proof_error']:.0e}, "
-            f"drift of the norms {result['norm_drift']:.0e})"
+    if result.get("kind") == "grow":
+        proof = (
+            f" (proof {result['proof_error']:.0e}, drift of the norms {result['norm_drift']:.0e})"
+            if "proof_error" in result
+            else ""
         )
+        return f"{_scores(result)} before any step{proof}"
     return f"{_scores(result)} after {readable_duration(result['seconds'])}"

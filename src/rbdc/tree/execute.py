@@ -1,4 +1,4 @@
-"""Do one job: train or couple, and leave the result in the store."""
+"""Do one job: train or grow, and leave the result in the store."""
 
 import json
 import time
@@ -8,26 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rbdc.budget import CounterName, forward_flops, training_flops
-from rbdc.coupling import couple, layout_of, verify_coupling
-from rbdc.data import DataSet, EvaluationBatches
+from rbdc.data import DataSet, EvaluationBatches, TrainingBatches
 from rbdc.disk import write_text
-from rbdc.errors import CouplingError
 from rbdc.models import build_empty, export, load
-from rbdc.models.coupled import noise_image
 from rbdc.recipes import Machine
 from rbdc.training import Progress, Start, Trained, World, evaluate, initial_weights, train
 from rbdc.training.checkpoint import read_state, write_state
 from rbdc.training.machine import torch_device
+from rbdc.training.objective import Objective
 from rbdc.training.state import part
 from rbdc.training.task import image_format
 from rbdc.training.teacher import Teacher
-from rbdc.tree.jobs import CoupleJob, Job, TrainJob
-from rbdc.tree.places import AVERAGE, MODEL, OPTIMIZER, PROGRESS, START
+from rbdc.tree.jobs import GrowJob, Job, TrainJob
+from rbdc.tree.method import Lab, Parent
+from rbdc.tree.places import AVERAGE, KEPT, MODEL, PROGRESS, START
 from rbdc.tree.store import Store
-from rbdc.tree.transition import carried_optimizer
 
 PROGRESS_SECONDS = 2.0
 
@@ -55,10 +54,7 @@ def execute(
     if result is not None:
         return result
     shop.world.tell(lambda: str(shop.store.begin(job)))
-    if isinstance(job, CoupleJob):
-        result = _couple(job, shop)
-    else:
-        result = _train(job, shop, observe, stopped)
+    result = _grow(job, shop) if isinstance(job, GrowJob) else _train(job, shop, observe, stopped)
     shop.world.tell(lambda: shop.store.finish(job, result))
     return result
 
@@ -67,8 +63,9 @@ def _train(
     job: TrainJob, shop: Workshop, observe: Observer, stopped: Callable[[], bool]
 ) -> dict[str, Any]:
     folder = shop.store.folder(job)
-    before = subtree_flops(job, shop) - own_flops(job, shop)
-    per_image = training_flops(_forward(job, shop), 1, 1)
+    counted = (len(shop.data.train), shop.counter)
+    before = sum(subtree_flops(parent, *counted) for parent in job.parents)
+    per_image = training_flops(forward_flops(job.model, counter=shop.counter), 1, 1)
     noted = [0.0]
 
     def note(progress: Progress) -> None:
@@ -113,14 +110,16 @@ def _result(shop: Workshop, trained: Trained, per_image: float) -> dict[str, Any
 
 
 def _keep(job: TrainJob, folder: Path, trained: Trained, result: dict[str, Any]) -> None:
-    """The trained model; its average; what a coupling carries over."""
+    """The trained model; its average; what the method that widens it needs."""
     record = {"job": {"key": job.key, **job.content()}, "result": result}
     export(trained.state.model, folder / MODEL, record=record, force=True)
     if trained.state.averaged is not None:
         export(trained.state.averaged, folder / AVERAGE, record=record, force=True)
-    if job.keeps_optimizer:
+    if job.keeps:
         tensors, facts = trained.state.saved()
-        write_state(folder / OPTIMIZER, part(tensors, "optimizer/"), facts["optimizer"])
+        kept = {"optimizer": ("optimizer/", facts["optimizer"]), "templates": ("model/", {})}
+        prefix, others = kept[job.keeps]
+        write_state(folder / KEPT, part(tensors, prefix), others)
 
 
 def _start(job: TrainJob, shop: Workshop) -> Start:
@@ -136,63 +135,77 @@ def _start(job: TrainJob, shop: Workshop) -> Start:
     )
 
 
-def _couple(job: CoupleJob, shop: Workshop) -> dict[str, Any]:
-    """Couple, prove it, and see how good the wide model is before any step."""
-    began = time.monotonic()
-    folders = [shop.store.folder(parent) for parent in job.parents]
-    first, second = (load(folder / MODEL) for folder in folders)
-    wide = couple(first, second, into=build_empty(job.model), allow_inexact=job.allow_inexact)
-    proof = verify_coupling(first, second, wide, noise_image(wide))
-    if not (proof.holds or job.allow_inexact):
-        raise CouplingError(
-            f"the coupled {job.model} is {proof.error:.1e} off the mean of its parents",
-            "Its layers cannot be kept apart by width; allow an inexact coupling to go on.",
-        )
-    recipe = job.parents[0].task.recipe
-    image = image_format(job.model, recipe, shop.data)
+def _grow(job: GrowJob, shop: Workshop) -> dict[str, Any]:
+    """Make the wide model's start, and see how good it is before any step."""
+    began, kept = time.monotonic(), job.method.keeps
+    parents = [
+        Parent(model=load(folder / MODEL), kept=read_state(folder / KEPT) if kept else None)
+        for folder in map(shop.store.folder, job.parents)
+    ]
     device = torch_device(shop.machine, shop.world.local_rank)
+    grown = job.method.grow(parents, job.model, _lab(job, shop, device))
+    recipe = job.parents[0].task.recipe
     test = EvaluationBatches(
         shop.data,
-        image,
+        image_format(job.model, recipe, shop.data),
         batch_size=256,
         part=(shop.world.size, shop.world.rank),
         device=device,
         workers=shop.machine.workers,
     )
-    scores = evaluate(wide.to(device), test, shop.world, nullcontext())
-    tensors: dict[str, Tensor] = {f"model/{k}": v for k, v in wide.state_dict().items()}
+    scores = evaluate(grown.model.to(device), test, shop.world, nullcontext())
+    tensors: dict[str, Tensor] = {f"model/{k}": v for k, v in grown.model.state_dict().items()}
     facts: dict[str, Any] = {}
-    if job.transition.carries:
-        left, right = (read_state(folder / OPTIMIZER) for folder in folders)
-        moments, facts["optimizer"] = carried_optimizer(left, right, layout_of(first, wide))
+    if grown.optimizer is not None:
+        moments, facts["optimizer"] = grown.optimizer
         tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
     if shop.world.is_main:
         write_state(shop.store.folder(job) / START, tensors, facts)
     return {
-        "kind": "couple",
-        "transition": job.transition.name,
-        "top1": scores.top1,
-        "top5": scores.top5,
-        "loss": scores.loss,
-        "proof_error": proof.error,
-        "norm_drift": proof.drift,
-        "exact": proof.holds,
+        "kind": "grow",
+        "method": job.method.content(),
+        **scores.to_json(),
+        **grown.record,
+        "images": job.images,
+        "training_flops": own_flops(job, len(shop.data.train), shop.counter),
         "seconds": time.monotonic() - began,
     }
 
 
-def _forward(job: TrainJob, shop: Workshop) -> int:
-    return forward_flops(job.model, counter=shop.counter)
+def _lab(job: GrowJob, shop: Workshop, device: torch.device) -> Lab:
+    """Every process sees the same batches, and only the main one's result is used."""
+    recipe = job.parents[0].task.recipe
+    objective = Objective(recipe, None)
+    batches = TrainingBatches(
+        shop.data,
+        recipe,
+        image_format(job.model, recipe, shop.data),
+        seed=job.seed,
+        batch_size=recipe.batch_size,
+        device=device,
+        workers=shop.machine.workers,
+    )
+    return Lab(
+        seed=job.seed,
+        device=device,
+        batches=lambda: (
+            micro[0] for micro in batches.from_step(0, job.images // recipe.batch_size)
+        ),
+        loss=lambda model, batch: objective(model(batch.images), batch.images, batch.targets),
+    )
 
 
-def own_flops(job: TrainJob, shop: Workshop) -> float:
-    """FLOPs of this training alone: of the images it will really see."""
-    per_epoch = len(shop.data.train) // job.task.recipe.batch_size
-    images = job.task.steps(per_epoch) * job.task.recipe.batch_size
-    return training_flops(_forward(job, shop), 1, images)
+def own_flops(job: Job, images: int, counter: CounterName) -> float:
+    """FLOPs of this job alone: of the images it will really see, of a set of so many."""
+    per_image = training_flops(forward_flops(job.model, counter=counter), 1, 1)
+    if isinstance(job, GrowJob):
+        return job.method.cost * per_image * job.images
+    batch_size = job.task.recipe.batch_size
+    return per_image * job.task.steps(images // batch_size) * batch_size
 
 
-def subtree_flops(job: Job, shop: Workshop) -> float:
+def subtree_flops(job: Job, images: int, counter: CounterName) -> float:
     """FLOPs of this job and of everything it came from, each counted for every use."""
-    own = own_flops(job, shop) if isinstance(job, TrainJob) else 0.0
-    return own + sum(subtree_flops(parent, shop) for parent in job.parents)
+    return own_flops(job, images, counter) + sum(
+        subtree_flops(parent, images, counter) for parent in job.parents
+    )

@@ -11,24 +11,24 @@ from typing import Any
 
 from rbdc.models import ModelSpec
 from rbdc.training import Task
-from rbdc.tree.transition import Transition
+from rbdc.tree.method import Kept, Method
 
-FORMAT = 1  # of what a job leaves behind; another number makes other keys
+FORMAT = 2  # of what a job leaves behind; another number makes other keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainJob:
-    """Train a model: from its own initialisation (a leaf), or from a coupling."""
+    """Train a model: from its own initialisation (a leaf), or from one grown of its parents."""
 
     task: Task
     data: str
     """Fingerprint of the data."""
     class_names: tuple[str, ...]
-    initial: "CoupleJob | None" = None
+    initial: "GrowJob | None" = None
     teacher: str | None = None
     """SHA-256 of the teacher's weights."""
-    keeps_optimizer: bool = False
-    """Whether the optimizer's state is kept for a coupling that carries it over."""
+    keeps: Kept = ""
+    """What is kept beside the weights, for the method that widens this model."""
 
     @property
     def model(self) -> ModelSpec:
@@ -47,7 +47,7 @@ class TrainJob:
             "class_names": list(self.class_names),
             "initial": self.initial.key if self.initial else None,
             "teacher": self.teacher,
-            "keeps_optimizer": self.keeps_optimizer,
+            "keeps": self.keeps,
         }
 
     @property
@@ -56,13 +56,16 @@ class TrainJob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CoupleJob:
-    """Couple two trained models into the start of a wide one."""
+class GrowJob:
+    """Make the start of a wide model of trained ones: couple two, or what a rival does."""
 
     model: ModelSpec
-    parents: tuple[TrainJob, TrainJob]
-    transition: Transition
-    allow_inexact: bool = False
+    parents: tuple[TrainJob, ...]
+    method: Method
+    seed: int = 0
+    """Of what the method draws."""
+    images: int = 0
+    """Training images that the method may look at, and pays for."""
 
     @property
     def data(self) -> str:
@@ -70,12 +73,13 @@ class CoupleJob:
 
     def content(self) -> dict[str, Any]:
         return {
-            "kind": "couple",
+            "kind": "grow",
             "format": FORMAT,
             "model": self.model.to_json(),
             "parents": [parent.key for parent in self.parents],
-            "transition": self.transition.name,
-            "allow_inexact": self.allow_inexact,
+            "method": self.method.content(),
+            "seed": self.seed,
+            "images": self.images,
         }
 
     @property
@@ -83,7 +87,7 @@ class CoupleJob:
         return _hash(self.content())
 
 
-Job = TrainJob | CoupleJob
+Job = TrainJob | GrowJob
 
 
 def _hash(content: dict[str, Any]) -> str:

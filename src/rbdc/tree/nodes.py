@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rbdc.budget import Plan
+from rbdc.coupling import OffDiagonal
 from rbdc.data import DataSet, derive_seed
 from rbdc.recipes import Recipe
 from rbdc.training import Task
-from rbdc.tree.jobs import CoupleJob, Job, TrainJob
-from rbdc.tree.transition import TransitionName, transitions
+from rbdc.tree.coupling import Coupling, TransitionName, transitions
+from rbdc.tree.jobs import GrowJob, Job, TrainJob
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,12 +50,16 @@ def grow_tree(
     with_baseline: bool = False,
     teacher: str | None = None,
     allow_inexact: bool = False,
+    off_diagonal: OffDiagonal = "zero",
 ) -> Tree:
     """The jobs of a plan: 2^S leaves from distinct seeds, couplings, trainings, the target.
 
     A seed follows from the place in the tree, so siblings always differ and a run can be repeated.
     """
-    steps = transitions(transition, plan.steps) if plan.steps else ()
+    steps = [
+        Coupling(transition=name, off_diagonal=off_diagonal, allow_inexact=allow_inexact)
+        for name in (transitions(transition, plan.steps) if plan.steps else ())
+    ]
     nodes: list[Node] = []
     below: list[TrainJob] = []
     for stage in plan.stages:  # leaves first
@@ -65,11 +70,11 @@ def grow_tree(
             name = f"{stage.level}.{index}" if stage.level else "target"
             initial = None
             if into is not None:
-                initial = CoupleJob(
+                initial = GrowJob(
                     model=plan.spec(stage),
                     parents=(below[2 * index], below[2 * index + 1]),
-                    transition=into,
-                    allow_inexact=allow_inexact,
+                    method=into,
+                    seed=derive_seed(seed, "coupling", stage.level, index),
                 )
                 nodes.append(Node(name=f"coupling {name}", level=stage.level, job=initial))
             job = TrainJob(
@@ -83,13 +88,13 @@ def grow_tree(
                         if into
                         else recipe.warmup_epochs
                     ),
-                    anneal=out_of is None or out_of.anneals,
+                    anneal=out_of is None or not out_of.carries,
                 ),
                 data=data.fingerprint,
                 class_names=data.class_names,
                 initial=initial,
                 teacher=teacher,
-                keeps_optimizer=out_of is not None and out_of.carries,
+                keeps=out_of.keeps if out_of else "",
             )
             here.append(job)
             nodes.append(Node(name=name, level=stage.level, job=job))

@@ -13,12 +13,12 @@ RUN/
       progress.json     how far it is
       model/            the trained model, as timm loads it; ema/ and best/ likewise
       start/            of a coupling: what the wide model starts with
-      optimizer/        for a coupling that carries the optimizer's state over
+      kept/             for the coupling: the optimizer's state, where it is carried over
       checkpoints/      of a training under way
       summary.csv, log.jsonl, tensorboard/
 """
 
 RUN, RESULT, LOCK, JOBS = "run.json", "result.json", "run.lock", "jobs"
 JOB, FAILED, PROGRESS = "job.json", "failed.json", "progress.json"
-MODEL, AVERAGE, START, OPTIMIZER = "model", "ema", "start", "optimizer"
+MODEL, AVERAGE, START, KEPT = "model", "ema", "start", "kept"
 CHECKPOINTS = "checkpoints"

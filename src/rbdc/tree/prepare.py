@@ -1,4 +1,4 @@
-"""From what was asked for to what will be done: data, model, plan, tree."""
+"""From what was asked for to what will be done (data, model, plan, tree), and to its result."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -7,14 +7,19 @@ from typing import Any
 
 from rbdc.budget import Plan, make_plan
 from rbdc.data import DataSet, open_data
+from rbdc.disk import write_json
 from rbdc.errors import RecipeError
-from rbdc.models import ModelSpec
+from rbdc.models import ModelSpec, export, load, timm_builds
 from rbdc.recipes import PLAN, Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World, fit_to_data, image_format
 from rbdc.training.teacher import Teacher, load_teacher
 from rbdc.tree.engine import Engine, Watcher
+from rbdc.tree.execute import Workshop, own_flops
+from rbdc.tree.jobs import TrainJob
 from rbdc.tree.nodes import Tree, grow_tree
-from rbdc.tree.run import check_run, run_tree
+from rbdc.tree.places import AVERAGE, JOBS, MODEL, RESULT
+from rbdc.tree.run import check_run, run_nodes
+from rbdc.tree.store import Store
 
 _ELSEWHERE = {*PLAN, "model", "model_kwargs", "width", "img_size"}  # in the plan
 # May differ when a run goes on: the data is known by its fingerprint, wherever it lies.
@@ -41,8 +46,12 @@ class Prepared:
         world: World | None = None,
     ) -> None:
         """Refuse what cannot work; `run` does this first. Nothing is written."""
-        world = world or World()
-        check_run(self.tree, self.recipe, self.data, Path(output), machine, world, jobs)
+        check_run(self.tree.all, self._shop(Path(output), machine, world), Path(output), jobs)
+
+    def work(self) -> dict[str, float]:
+        """FLOPs of each job, by its key."""
+        counted = (len(self.data.train), self.plan.counter)
+        return {node.job.key: own_flops(node.job, *counted) for node in self.tree.all}
 
     def record(self) -> dict[str, Any]:
         """What decides the result, for run.json."""
@@ -75,18 +84,27 @@ class Prepared:
         world: World | None = None,
     ) -> dict[str, Any]:
         """Run it in `output`, or go on with it there; the result."""
-        return run_tree(
-            self.tree,
-            self.recipe,
-            self.data,
-            Path(output),
+        output = Path(output)
+        shop = self._shop(output, machine, world)
+        return run_nodes(
+            self.tree.all,
+            shop,
+            output,
             request=self.record(),
-            machine=machine,
-            world=world or World(),
             watch=watch,
+            finish=lambda: _finish(output, self.tree, shop.store),
             jobs=jobs,
             engine=engine,
+        )
+
+    def _shop(self, output: Path, machine: Machine, world: World | None) -> Workshop:
+        return Workshop(
+            store=Store(output / JOBS),
+            data=self.data,
+            machine=machine,
+            world=world or World(),
             teacher=self.teacher,
+            counter=self.plan.counter,
         )
 
 
@@ -147,6 +165,42 @@ def prepare(request: Request, recipe: Recipe, world: World | None = None) -> Pre
         tree=tree,
         teacher=teacher,
     )
+
+
+def _finish(output: Path, tree: Tree, store: Store) -> dict[str, Any]:
+    """The target's model where the user looks for it, and the result of the whole run."""
+    target = tree.target.job
+    result = run_result(tree, store)
+    folder = store.folder(target)
+    chosen = folder / (AVERAGE if (folder / AVERAGE).exists() else MODEL)
+    export(load(chosen), output / MODEL, record={"run": result}, force=True)
+    result["timm_loads"] = timm_builds(target.model)
+    write_json(output / RESULT, result)
+    return result
+
+
+def run_result(tree: Tree, store: Store) -> dict[str, Any]:
+    """What a finished run came to: every training's FLOPs counted."""
+    results = {node.name: store.result(node.job) or {} for node in tree.all}
+    trained = [results[node.name] for node in tree.nodes if isinstance(node.job, TrainJob)]
+    spent = sum(results[node.name]["training_flops"] for node in tree.nodes)
+    target = results[tree.target.name]
+    summary: dict[str, Any] = {
+        "model": tree.plan.model.to_json(),
+        "top1": target["top1"],
+        "top5": target["top5"],
+        "loss": target["loss"],
+        "best": target["best"],
+        "training_flops": spent,
+        "teacher_flops": sum(result["teacher_flops"] for result in trained),
+        "planned_flops": tree.plan.training_flops,
+        "normalized_flops": spent / tree.plan.baseline_flops,
+        "seconds": sum(result["seconds"] for result in results.values()),
+        "nodes": results,
+    }
+    if tree.baseline:
+        summary["standard"] = results[tree.baseline.name]
+    return summary
 
 
 def _open(request: Request, world: World) -> DataSet:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rbdc.disk import read_json, write_json
-from rbdc.tree.jobs import Job
+from rbdc.tree.jobs import GrowJob, Job
 from rbdc.tree.places import CHECKPOINTS, FAILED, JOB, MODEL, PROGRESS, RESULT, RUN
 
 
@@ -58,5 +58,5 @@ class Store:
 
 
 def folder_name(job: Job) -> str:
-    kind = "" if hasattr(job, "task") else "coupled-"
+    kind = f"{job.method.name}-" if isinstance(job, GrowJob) else ""
     return f"{kind}{job.model.name}-w{job.model.width:g}-{job.key[:16]}"

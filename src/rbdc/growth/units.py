@@ -1,0 +1,211 @@
+"""Which units of a model belong together, for methods that copy or add units one by one.
+
+A unit is a channel, or a head of attention. Units form groups: the channels of a residual stream
+are one group, however many layers write to it and read from it; the channels between two layers of
+a block are another, an inner one. What is done to a group is done in every tensor that has it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.layers import Attention, LayerScale, Mlp
+from timm.models.resnet import BasicBlock, Bottleneck, ResNet
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+from rbdc.coupling import layout_of
+from rbdc.errors import ModelError
+from rbdc.models import ModelSpec, build_meta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Units that move together."""
+
+    name: str
+    units: int
+    """In the narrow model; twice as many in the wide one."""
+    channels: int = 1
+    """Of a unit: a head has several."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inner:
+    """A group between two layers: `first` writes it, `second` reads it, nobody else does."""
+
+    group: str
+    first: str
+    second: str
+    norm: str | None = None
+    """The norm between them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """Which group lies along an axis of a tensor."""
+
+    group: str
+    parts: int = 1
+    """How often, one after the other: q, k and v are three parts of one tensor."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Units:
+    """The groups of a model, and where they lie."""
+
+    groups: Mapping[str, Group]
+    axes: Mapping[str, tuple[Axis | None, ...]]
+    """Of each tensor; None where the axis is nobody's: classes, colours, kernels, positions."""
+    inner: tuple[Inner, ...]
+    input_axes: Mapping[str, int | None]
+    """The axis of each tensor that meets a layer's input; None where it is no layer's weight."""
+    layer_norm: bool
+    """Whether streams are normalised over their channels."""
+
+    def index(self, axis: Axis, chosen: Tensor) -> Tensor:
+        """Where the channels of the chosen units are along an axis of the narrow model."""
+        group = self.groups[axis.group]
+        one = (chosen[:, None] * group.channels + torch.arange(group.channels)).flatten()
+        return torch.cat([one + part * group.units * group.channels for part in range(axis.parts)])
+
+
+def units_of(narrow: ModelSpec) -> Units:
+    """The groups of a model. One with layers that are not listed here is refused."""
+    model: Any = build_meta(narrow)
+    wide = build_meta(narrow.scaled(2))
+    layout = layout_of(model, wide)
+    if isinstance(model, ResNet):
+        places = dict(_resnet(model))
+    elif isinstance(model, VisionTransformer):
+        places = dict(_transformer(model))
+    else:
+        raise ModelError(
+            f"the units of a {type(model).__name__} are not known",
+            "growth/units.py lists those of ResNets and vision transformers.",
+        )
+    state = model.state_dict()
+    axes: dict[str, tuple[Axis | None, ...]] = {}
+    groups: dict[str, Group] = {}
+    for name, tensor in state.items():
+        place = places.get(name) or places.get(name.rpartition(".")[0])
+        axes[name] = _axes(tensor, layout[name].wide, place, name, narrow)
+        for number, axis in enumerate(axes[name]):
+            if axis is not None:
+                channels = model.blocks[0].attn.head_dim if axis.group.endswith("heads") else 1
+                units = tensor.shape[number] // axis.parts // channels
+                group = Group(name=axis.group, units=units, channels=channels)
+                assert groups.setdefault(axis.group, group) == group, f"{name}: {group}"
+    return Units(
+        groups=groups,
+        axes=axes,
+        inner=tuple(_inner(model)),
+        input_axes={name: layout[name].input_axis for name in state},
+        layer_norm=isinstance(model, VisionTransformer),
+    )
+
+
+Place = tuple[Axis | None, Axis | None]  # what a layer gives, and what it takes
+
+
+def _axes(
+    tensor: Tensor, wide: tuple[int, ...], place: Place | None, name: str, spec: ModelSpec
+) -> tuple[Axis | None, ...]:
+    axes: list[Axis | None] = [None] * tensor.ndim
+    if place is not None and wide:
+        given, taken = place
+        for number in wide:
+            last = number == tensor.ndim - 1
+            is_output = number == 0 or (last and given is not None and taken is None)
+            axes[number] = given if is_output and given is not None else taken
+    if any(axes[number] is None for number in wide):
+        raise ModelError(
+            f"{spec} has {name}, and which of its units belong together is not known",
+            "Methods that copy or add single units take plain ResNets and vision transformers; "
+            "standard training, RBDC and random take this one too.",
+        )
+    return tuple(axes)
+
+
+def _resnet(model: Any) -> Iterator[tuple[str, Place]]:
+    stream = Axis(group="stem")
+    if isinstance(model.conv1, nn.Sequential):
+        taken: Axis | None = None
+        for number, given in ((0, Axis(group="stem.0")), (3, Axis(group="stem.3")), (6, stream)):
+            yield f"conv1.{number}", (given, taken)
+            yield f"conv1.{number + 1}", (given, None)
+            taken = given
+    else:
+        yield "conv1", (stream, None)
+    yield "bn1", (stream, None)
+    for stage in ("layer1", "layer2", "layer3", "layer4"):
+        for number, block in enumerate(getattr(model, stage)):
+            if not isinstance(block, BasicBlock | Bottleneck):
+                continue  # its tensors have no place, which is said when they are looked at
+            path = f"{stage}.{number}"
+            out = stream if block.downsample is None else Axis(group=stage)
+            last = 3 if isinstance(block, Bottleneck) else 2
+            taken = stream
+            for layer in range(1, last + 1):
+                given = out if layer == last else Axis(group=f"{path}.{layer}")
+                yield f"{path}.conv{layer}", (given, taken)
+                yield f"{path}.bn{layer}", (given, None)
+                taken = given
+            for name, layer in (block.downsample or nn.Sequential()).named_children():
+                is_layer = isinstance(layer, nn.Conv2d)
+                yield f"{path}.downsample.{name}", (out, stream if is_layer else None)
+            stream = out
+    yield "fc", (None, stream)
+
+
+def _transformer(model: Any) -> Iterator[tuple[str, Place]]:
+    stream = Axis(group="stream")
+    for name in ("patch_embed.proj", "norm_pre", "norm", "fc_norm"):
+        yield name, (stream, None)
+    for name in ("cls_token", "dist_token", "reg_token", "pos_embed"):
+        yield name, (stream, None)
+    for name in ("head", "head_dist"):
+        yield name, (None, stream)
+    for number, block in enumerate(model.blocks):
+        path = f"blocks.{number}"
+        if not (type(block) is Block and type(block.attn) is Attention and type(block.mlp) is Mlp):
+            continue
+        heads, hidden = Axis(group=f"{path}.heads"), Axis(group=f"{path}.hidden")
+        yield f"{path}.attn.qkv", (Axis(group=heads.group, parts=3), stream)
+        yield f"{path}.attn.proj", (stream, heads)
+        yield f"{path}.mlp.fc1", (hidden, stream)
+        yield f"{path}.mlp.fc2", (stream, hidden)
+        for name in ("norm1", "norm2"):
+            yield f"{path}.{name}", (stream, None)
+        for name in ("ls1", "ls2"):
+            if isinstance(getattr(block, name), LayerScale):
+                yield f"{path}.{name}", (stream, None)
+
+
+def _inner(model: Any) -> Iterator[Inner]:
+    if isinstance(model, VisionTransformer):
+        for number in range(len(model.blocks)):
+            path = f"blocks.{number}"
+            heads = f"{path}.heads"
+            yield Inner(group=heads, first=f"{path}.attn.qkv", second=f"{path}.attn.proj")
+            yield Inner(group=f"{path}.hidden", first=f"{path}.mlp.fc1", second=f"{path}.mlp.fc2")
+        return
+    if isinstance(model.conv1, nn.Sequential):
+        for number in (0, 3):
+            yield Inner(
+                group=f"stem.{number}",
+                first=f"conv1.{number}",
+                norm=f"conv1.{number + 1}",
+                second=f"conv1.{number + 3}",
+            )
+    for stage in ("layer1", "layer2", "layer3", "layer4"):
+        for number, block in enumerate(getattr(model, stage)):
+            path = f"{stage}.{number}"
+            for layer in (1, 2) if isinstance(block, Bottleneck) else (1,):
+                yield Inner(
+                    group=f"{path}.{layer}",
+                    first=f"{path}.conv{layer}",
+                    norm=f"{path}.bn{layer}",
+                    second=f"{path}.conv{layer + 1}",
+                )
