@@ -1,0 +1,182 @@
+"""A protocol: one way to spend a budget on a trained wide model.
+
+Every protocol has this one signature, so that comparing them is a loop: a setting, a budget and a
+seed in; jobs out, the narrow models' among them, because everyone pays for his parents.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from rbdc.budget import CounterName, forward_flops
+from rbdc.data import DataSet, derive_seed
+from rbdc.errors import PlanError
+from rbdc.models import ModelSpec, check_steps
+from rbdc.recipes import Recipe
+from rbdc.training import Task
+from rbdc.tree.coupling import TransitionName
+from rbdc.tree.jobs import GrowJob, TrainJob
+from rbdc.tree.method import Method
+from rbdc.tree.nodes import Node
+
+# The published comparison on ResNet-50D (0.616 of 90 epochs): MixtureGrowth's members have 90 and
+# 74 epochs, the wide model 14. A single parent of 90 leaves 32.7 for the wide model.
+MEMBER_EPOCHS, WIDE_EPOCHS, SINGLE_PARENT_EPOCHS = (90, 74), 14, 32.7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What all protocols of a comparison have in common."""
+
+    model: ModelSpec
+    recipe: Recipe
+    data: DataSet
+    baseline_epochs: float
+    """Of standard training; a budget is relative to it."""
+    ratio: float = 2.0
+    """Epochs of a wide model over its parents'."""
+    counter: CounterName = "fvcore+sdpa"
+    transition: tuple[TransitionName, ...] = ("restart",)
+    carry_warmup_epochs: float = 1.0
+    allow_inexact: bool = False
+
+    def forward_flops(self, width: float = 1.0) -> int:
+        """Of the model at a fraction of its width."""
+        return forward_flops(self.model.scaled(width), counter=self.counter)
+
+    @property
+    def baseline_cost(self) -> float:
+        """Of standard training, in forward passes over the data times FLOPs."""
+        return self.baseline_epochs * self.forward_flops()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.data.train) // self.recipe.batch_size
+
+    def training(self, name: str, seed: int, epochs: float, **options: Any) -> TrainJob:
+        """A training of a place in the tree: names as in a run's, such as 1.0 or target.
+
+        `options` are TrainJob's and Task's. Equal places with equal options are one job, whichever
+        protocol asks for it.
+        """
+        level, index = (0, 0) if name == "target" else map(int, name.split("."))
+        of_task = {"recipe", "warmup_epochs", "anneal", "schedule_epochs", "templates"}
+        recipe = options.get("recipe", self.recipe)
+        task = Task(
+            model=self.model.scaled(0.5**level),
+            epochs=epochs,
+            seed=derive_seed(seed, "node", level, index),
+            **{
+                "recipe": recipe,
+                "warmup_epochs": recipe.warmup_epochs,
+                **{key: value for key, value in options.items() if key in of_task},
+            },
+        )
+        others = {key: value for key, value in options.items() if key not in of_task}
+        return TrainJob(
+            task=task, data=self.data.fingerprint, class_names=self.data.class_names, **others
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """The jobs of one protocol, budget and seed, parents first; the last one's model is judged."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def target(self) -> Node:
+        return self.nodes[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol(ABC):
+    """One way to spend a budget. Its options are its fields."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """What it does, in a line."""
+    words: ClassVar[str] = ""
+    """What may follow its name after colons, in a line; empty if nothing may."""
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Self:
+        """The protocol with the options that follow its name."""
+        if words:
+            raise PlanError(
+                f"{cls.name} takes no options, and got {':'.join(words)}", f"Say {cls.name}."
+            )
+        return cls()
+
+    def check(self, setting: Setting) -> None:
+        """Refuse a model that the protocol does not fit, with the reason."""
+
+    @abstractmethod
+    def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
+        """The jobs that spend `budget`, everything counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneParent(Protocol):
+    """Train a model of half the width, widen it, train on: what most growth methods do."""
+
+    words: ClassVar[str] = (
+        "the wide model's epochs over its parent's: a number, paper, or single-parent"
+    )
+    ratio: float | None = None
+    """By default the setting's."""
+    search: ClassVar[float] = 0.0
+    """Training images that the method looks at, as a share of the wide model's."""
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Self:
+        known = {
+            "paper": WIDE_EPOCHS / sum(MEMBER_EPOCHS),
+            "single-parent": SINGLE_PARENT_EPOCHS / MEMBER_EPOCHS[0],
+        }
+        match words:
+            case []:
+                return cls()
+            case [word] if word in known:
+                return cls(ratio=known[word])
+            case [word]:
+                try:
+                    return cls(ratio=float(word))
+                except ValueError:
+                    pass
+        raise PlanError(
+            f"{cls.name} got {':'.join(words)}, expected {cls.words}",
+            f"For example {cls.name}:0.5.",
+        )
+
+    @abstractmethod
+    def method(self) -> Method:
+        """How it widens."""
+
+    def check(self, setting: Setting) -> None:
+        check_steps(setting.model, 1)
+        self.method().check(setting.model.scaled(0.5), setting.model)
+
+    def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
+        method = self.method()
+        ratio = self.ratio if self.ratio is not None else setting.ratio
+        wide_cost = ratio * setting.forward_flops() * (1 + self.search * method.cost)
+        epochs = budget * setting.baseline_cost / (setting.forward_flops(0.5) + wide_cost)
+        parent = setting.training("1.0", seed, epochs, keeps=method.keeps)
+        steps = max(1, round(self.search * ratio * epochs * setting.steps_per_epoch))
+        grown = GrowJob(
+            model=setting.model,
+            parents=(parent,),
+            method=method,
+            seed=derive_seed(seed, "grow", 0, 0),
+            images=steps * setting.recipe.batch_size if self.search else 0,
+        )
+        target = setting.training("target", seed, ratio * epochs, initial=grown)
+        return Trial(
+            nodes=(
+                Node(name="1.0", level=1, job=parent),
+                Node(name=f"{method.name} target", level=0, job=grown),
+                Node(name="target", level=0, job=target),
+            )
+        )

@@ -1,0 +1,17 @@
+"""Standard training: random initialisation of the wide model, all the budget on it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rbdc.growth.protocol import Protocol, Setting, Trial
+from rbdc.tree.nodes import Node
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standard(Protocol):
+    name: ClassVar[str] = "standard"
+    summary: ClassVar[str] = "the wide model alone, from its random initialisation"
+
+    def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
+        job = setting.training("target", seed, budget * setting.baseline_epochs)
+        return Trial(nodes=(Node(name="target", level=0, job=job),))
