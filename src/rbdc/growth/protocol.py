@@ -109,7 +109,7 @@ class Protocol(ABC):
             )
         return cls()
 
-    def check(self, setting: Setting) -> None:
+    def check(self, setting: Setting) -> None:  # noqa: B027 - some fit every model
         """Refuse a model that the protocol does not fit, with the reason."""
 
     @abstractmethod

@@ -152,8 +152,8 @@ def _resnet(model: Any) -> Iterator[tuple[str, Place]]:
                 yield f"{path}.conv{layer}", (given, taken)
                 yield f"{path}.bn{layer}", (given, None)
                 taken = given
-            for name, layer in (block.downsample or nn.Sequential()).named_children():
-                is_layer = isinstance(layer, nn.Conv2d)
+            for name, child in (block.downsample or nn.Sequential()).named_children():
+                is_layer = isinstance(child, nn.Conv2d)
                 yield f"{path}.downsample.{name}", (out, stream if is_layer else None)
             stream = out
     yield "fc", (None, stream)
