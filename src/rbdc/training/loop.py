@@ -30,7 +30,7 @@ from rbdc.training.task import Task, describe_images, image_format
 from rbdc.training.world import World
 
 CHECKPOINTS, BEST = "checkpoints", "best"
-LOGGED_STEPS, BOARD_STEPS = 1000, 200  # of a training, evenly spread: log.jsonl, TensorBoard
+LOGGED_STEPS, BOARD_STEPS = 1000, 100  # of a training, evenly spread: log.jsonl, TensorBoard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +159,7 @@ class _Session:
         self.best_weights: dict[str, Tensor] = {}
         self.losses: list[float] = []  # of this epoch's steps so far
         self.seconds_before = 0.0
-        self.pending: list[tuple[int, Tensor, Tensor]] = []  # step, images, loss on the device
+        self.pending: list[tuple[int, list[Tensor], Tensor]] = []  # step, images, loss: not read
         if saved:
             self._restore(*saved)
         self.logs = (
@@ -183,7 +183,7 @@ class _Session:
             self.batches.from_step(self.state.step, self.steps), self.state.step
         ):
             loss = self.state.update(micro)
-            self.pending.append((step, torch.cat([batch.indices for batch in micro]), loss))
+            self.pending.append((step, [batch.indices for batch in micro], loss))
             if len(self.pending) >= check_every:
                 self._check_losses()
                 self._tell()
@@ -227,8 +227,9 @@ class _Session:
         if not self.pending:
             return
         losses = torch.stack([loss for _, _, loss in self.pending]).tolist()
-        for (step, indices, _), loss in zip(self.pending, losses, strict=True):
+        for (step, shares, _), loss in zip(self.pending, losses, strict=True):
             if not isfinite(loss):
+                indices = torch.cat(shares)
                 names = [self.data.train.name(int(index)) for index in indices[:4]]
                 raise TrainingError(
                     f"the loss is {loss} at step {step} (epoch {step // self.steps_per_epoch}), "
