@@ -4,7 +4,6 @@ Everything random is a function of the task's seed and the step, and everything 
 checkpoint. So a training that is stopped anywhere and goes on ends with the same bits.
 """
 
-import copy
 import json
 import time
 from collections.abc import Callable
@@ -317,9 +316,11 @@ class _Session:
     def _keep_best(self) -> None:
         """Write the best model; until now it was in the checkpoints."""
         if self.world.is_main:
-            model = copy.deepcopy(self.state.best_model())
+            model = self.state.best_model()
+            last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
             model.load_state_dict(self.best_weights)
             export(model, self.folder / BEST, force=True)
+            model.load_state_dict(last)
 
     def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The same checkpoint for every process: the one the main process finds whole."""
