@@ -19,6 +19,7 @@ ORDER = [
     {"growth", "transfer"},
     {"experiments"},
     {"report"},
+    {"options"},
     {"cli"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}

@@ -11,7 +11,8 @@ import timm
 
 import rbdc
 from rbdc.budget import make_plan
-from rbdc.cli import _PLAN_OPTIONS, _plan_parser, main
+from rbdc.cli import main
+from rbdc.options import PLAN_OPTIONS, plan_parser
 from tests.support import SMALL, images, parents
 
 SMALL_PLAN = [
@@ -115,11 +116,11 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
 
 def test_the_command_lines_defaults_are_those_of_python() -> None:
     defaults = inspect.signature(make_plan).parameters
-    parsed = _plan_parser().get_defaults()
-    assert {name: parsed[name] for name in _PLAN_OPTIONS} == {
-        name: defaults[name].default for name in _PLAN_OPTIONS
+    parsed = plan_parser().get_defaults()
+    assert {name: parsed[name] for name in PLAN_OPTIONS} == {
+        name: defaults[name].default for name in PLAN_OPTIONS
     }
-    assert set(_PLAN_OPTIONS) == set(defaults) - {"model"}
+    assert set(PLAN_OPTIONS) == set(defaults) - {"model"}
 
 
 BAD = {

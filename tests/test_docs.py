@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rbdc.cli import _parser
+from rbdc.options import make_parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -24,7 +24,7 @@ def test_there_are_commands_to_check() -> None:
 
 @pytest.mark.parametrize("command", commands())
 def test_commands_in_the_documentation_are_understood(command: str) -> None:
-    _parser().parse_args(shlex.split(command))
+    make_parser("0").parse_args(shlex.split(command))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -6,10 +6,11 @@ Nothing in this room needs torch.
 
 from rbdc.recipes.machine import Machine
 from rbdc.recipes.recipe import Augmentation, Recipe, field_help, read_recipe, shipped_recipes
-from rbdc.recipes.request import PLAN, Request, split_settings
+from rbdc.recipes.request import PLAN, SPEND, Request, split_settings
 
 __all__ = [
     "PLAN",
+    "SPEND",
     "Augmentation",
     "Machine",
     "Recipe",

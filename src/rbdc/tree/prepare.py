@@ -129,15 +129,7 @@ def train(
 
 def prepare(request: Request, recipe: Recipe, world: World | None = None) -> Prepared:
     """Open the data, make the plan and the tree; whatever does not fit is said here."""
-    if request.model is None:
-        raise RecipeError("no model is named", "Give --model, a timm name, or a recipe that does.")
-    data = _open(request, world or World())
-    arguments = dict(request.model_kwargs)
-    if request.img_size is not None:
-        arguments["img_size"] = request.img_size
-    spec = fit_to_data(
-        ModelSpec(name=request.model, width=request.width, arguments=arguments), data, recipe
-    )
+    data, spec = open_and_fit(request, recipe, world or World())
     plan = make_plan(
         spec,
         warmup_epochs=recipe.warmup_epochs,
@@ -201,6 +193,18 @@ def run_result(tree: Tree, store: Store) -> dict[str, Any]:
     if tree.baseline:
         summary["standard"] = results[tree.baseline.name]
     return summary
+
+
+def open_and_fit(request: Request, recipe: Recipe, world: World) -> tuple[DataSet, ModelSpec]:
+    """The data, and the target fitted to it."""
+    if request.model is None:
+        raise RecipeError("no model is named", "Give --model, a timm name, or a recipe that does.")
+    data = _open(request, world)
+    arguments = dict(request.model_kwargs)
+    if request.img_size is not None:
+        arguments["img_size"] = request.img_size
+    spec = ModelSpec(name=request.model, width=request.width, arguments=arguments)
+    return data, fit_to_data(spec, data, recipe)
 
 
 def _open(request: Request, world: World) -> DataSet:

@@ -1,0 +1,362 @@
+"""Protocols side by side: the same model, data, recipe and FLOPs, over budgets and seeds.
+
+Jobs that several trials need are done once, and counted for each of them.
+"""
+
+import csv
+import io
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rbdc.budget import training_flops
+from rbdc.data import derive_seed
+from rbdc.disk import read_json, write_json, write_text
+from rbdc.errors import PlanError, RbdcError, TrainingError
+from rbdc.experiments.statistics import STANDARD, flops_to_reach, plain, summarize
+from rbdc.growth import Protocol, Setting, Trial, parse_protocol
+from rbdc.models import family
+from rbdc.recipes import Machine, Recipe, Request
+from rbdc.training import World
+from rbdc.tree.engine import Engine, Watcher
+from rbdc.tree.execute import Workshop, own_flops, subtree_flops
+from rbdc.tree.jobs import TrainJob
+from rbdc.tree.nodes import Node
+from rbdc.tree.places import JOBS
+from rbdc.tree.prepare import open_and_fit
+from rbdc.tree.run import check_run, run_nodes
+from rbdc.tree.store import Store
+
+ROWS, TABLE, SUMMARY = "results.jsonl", "results.csv", "summary.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What is compared."""
+
+    protocols: tuple[str, ...] = (STANDARD, "rbdc:1", "rbdc:2")
+    budgets: tuple[float, ...] = (0.5, 1.0)
+    """Relative to standard training for `baseline_epochs`."""
+    seeds: int = 3
+    tune: tuple[float, ...] = ()
+    """Learning rates to try for each protocol, the same for all; none: the recipe's."""
+    tune_budget: float | None = None
+    """By default the largest budget."""
+
+    def __post_init__(self) -> None:
+        repeated = [text for text in self.protocols if self.protocols.count(text) > 1]
+        if repeated or not self.protocols:
+            raise PlanError(
+                f"protocols are {', '.join(self.protocols) or 'none'}", "Name each of them once."
+            )
+        wrong = [b for b in (*self.budgets, *self.tune, self.tune_budget or 1.0) if not b > 0]
+        if wrong or not self.budgets or self.seeds < 1:
+            raise PlanError(
+                f"budgets are {self.budgets}, seeds {self.seeds}, learning rates {self.tune}",
+                "Give at least one budget and one seed, all numbers above 0.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One cell of the comparison."""
+
+    protocol: str
+    budget: float
+    seed: int
+    trial: Trial
+    lr: float
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """With names that say whose they are."""
+        for node in self.trial.nodes:
+            name = f"{self.protocol} {self.budget:g} seed {self.seed}: {node.name}"
+            yield replace(node, name=name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """A comparison that is ready to start: everything is checked, nothing is written yet."""
+
+    asked: Asked
+    setting: Setting
+    protocols: Mapping[str, Protocol]
+
+    def entries(self, rates: Mapping[str, float]) -> list[Entry]:
+        """Every protocol, budget and seed, at the learning rate of the protocol."""
+        return [
+            self._entry(protocol, budget, seed, rates[protocol])
+            for budget in self.asked.budgets
+            for seed in range(self.asked.seeds)
+            for protocol in self.protocols
+        ]
+
+    def tuning(self) -> list[Entry]:
+        """Every protocol at every learning rate, with a seed that no result has."""
+        budget = self.asked.tune_budget or max(self.asked.budgets)
+        return [
+            self._entry(protocol, budget, derive_seed(0, "tune"), rate)
+            for rate in self.asked.tune
+            for protocol in self.protocols
+        ]
+
+    def _entry(self, protocol: str, budget: float, seed: int, lr: float) -> Entry:
+        recipe = self.setting.recipe
+        if lr != recipe.learning_rate:
+            recipe = replace(recipe, lr=lr)
+        trial = self.protocols[protocol].trial(replace(self.setting, recipe=recipe), budget, seed)
+        return Entry(protocol=protocol, budget=budget, seed=seed, trial=trial, lr=lr)
+
+    def same_rate(self) -> dict[str, float]:
+        """The recipe's learning rate for all."""
+        return dict.fromkeys(self.protocols, self.setting.recipe.learning_rate)
+
+    def planned(self) -> list[Entry]:
+        """All that will run, as far as it is known: tuning may change the rates, not the costs."""
+        return self.tuning() + self.entries(self.same_rate())
+
+    def flops(self, entries: Sequence[Entry]) -> tuple[float, float]:
+        """What the entries cost one by one, and what they cost with shared jobs done once."""
+        counted = (len(self.setting.data.train), self.setting.counter)
+        alone = sum(subtree_flops(entry.trial.target.job, *counted) for entry in entries)
+        shared = sum(own_flops(node.job, *counted) for node in unique(entries))
+        return alone, shared
+
+    def work(self, nodes: Sequence[Node]) -> dict[str, float]:
+        """FLOPs of each job, by its key."""
+        counted = (len(self.setting.data.train), self.setting.counter)
+        return {node.job.key: own_flops(node.job, *counted) for node in nodes}
+
+    def record(self) -> dict[str, Any]:
+        """What must be equal when a folder is used again; protocols, budgets and seeds may be
+        added to."""
+        setting = self.setting
+        data = setting.data.to_json()
+        content = {
+            "setting": {
+                "model": setting.model.to_json(),
+                "recipe": setting.recipe.to_json(),
+                "data_set": {k: v for k, v in data.items() if k not in ("name", "skipped")},
+                "baseline_epochs": setting.baseline_epochs,
+                "baseline_flops": self.baseline_flops,
+                "ratio": setting.ratio,
+                "counter": setting.counter,
+                "transition": list(setting.transition),
+                "carry_warmup_epochs": setting.carry_warmup_epochs,
+            }
+        }
+        return dict(json.loads(json.dumps(content)))
+
+    @property
+    def baseline_flops(self) -> float:
+        setting = self.setting
+        forward = setting.forward_flops()
+        return training_flops(forward, setting.baseline_epochs, len(setting.data.train))
+
+    def check(
+        self,
+        output: Path,
+        *,
+        machine: Machine,
+        jobs: int | None = None,
+        world: World | None = None,
+    ) -> None:
+        """Refuse what cannot work; nothing is written."""
+        check_run(unique(self.planned()), self._shop(output, machine, world), output, jobs)
+
+    def _shop(self, output: Path, machine: Machine, world: World | None) -> Workshop:
+        return Workshop(
+            store=Store(output / JOBS),
+            data=self.setting.data,
+            machine=machine,
+            world=world or World(),
+            counter=self.setting.counter,
+        )
+
+    def run(
+        self,
+        output: Path,
+        *,
+        machine: Machine,
+        watch: Watcher,
+        jobs: int | None = None,
+        engine: Engine | None = None,
+        world: World | None = None,
+    ) -> dict[str, Any]:
+        """Run it in `output`, or go on with it there; the summary.
+
+        Trainings that fail (a loss that is not finite) are missing from the summary, with the
+        others done all the same.
+        """
+        shop = self._shop(output, machine, world)
+
+        def run(entries: Sequence[Entry]) -> None:
+            try:
+                run_nodes(
+                    unique(entries),
+                    shop,
+                    output,
+                    request=self.record(),
+                    watch=watch,
+                    finish=lambda: None,
+                    jobs=jobs,
+                    engine=engine,
+                )
+            except TrainingError as error:
+                warnings.warn(f"a training failed, its result is missing: {error}", stacklevel=2)
+
+        rates, tuned = self.same_rate(), []
+        if self.asked.tune:
+            tuned = self.tuning()
+            run(tuned)
+            rates = self._best_rates(tuned, shop.store)
+        entries = self.entries(rates)
+        try:
+            run([*tuned, *entries])
+        finally:  # also of what there is when it was stopped
+            summary = self.summary(entries, tuned, shop.store)
+            if shop.world.is_main and output.exists():
+                write_results(output, summary)
+        return summary
+
+    def _best_rates(self, tuned: Sequence[Entry], store: Store) -> dict[str, float]:
+        rates = {}
+        for protocol in self.protocols:
+            scores = {
+                entry.lr: (store.result(entry.trial.target.job) or {}).get("top1")
+                for entry in tuned
+                if entry.protocol == protocol
+            }
+            known = {lr: top1 for lr, top1 in scores.items() if top1 is not None}
+            if not known:
+                raise TrainingError(
+                    f"{protocol} failed at every learning rate of {self.asked.tune}",
+                    "Try lower ones.",
+                )
+            rates[protocol] = max(known, key=lambda lr: known[lr])
+        return rates
+
+    def summary(
+        self, entries: Sequence[Entry], tuned: Sequence[Entry], store: Store
+    ) -> dict[str, Any]:
+        """Rows, the table, and FLOPs to reach standard training's accuracy."""
+        rows = [self.row(entry, store) for entry in entries]
+        reached = {
+            name: {key: plain(value) for key, value in found.items()}
+            for name, found in flops_to_reach(rows).items()
+        }
+        alone, shared = self.flops(entries)
+        return {
+            **self.record()["setting"],
+            "rows": rows,
+            "lines": summarize(rows),
+            "flops_to_reach": reached,
+            "tuning": [self.row(entry, store) for entry in tuned],
+            "tuning_flops": self.flops(tuned)[1] / self.baseline_flops,
+            "flops_counted": alone / self.baseline_flops,
+            "flops_spent": shared / self.baseline_flops,
+        }
+
+    def row(self, entry: Entry, store: Store) -> dict[str, Any]:
+        """What came out of a trial; the accuracy is None if it is not finished."""
+        images, setting = len(self.setting.data.train), self.setting
+        counted = (images, setting.counter)
+        levels: dict[int, float] = {}
+        epochs: dict[str, list[float]] = {}
+        passes = method = seconds = 0.0
+        for node in entry.trial.nodes:
+            flops = own_flops(node.job, *counted) / self.baseline_flops
+            levels[node.level] = levels.get(node.level, 0.0) + flops
+            seconds += (store.result(node.job) or {}).get("seconds", 0.0)
+            if isinstance(node.job, TrainJob):
+                epochs.setdefault(str(node.level), []).append(node.job.task.epochs)
+                passes += node.job.task.epochs
+            else:
+                method += flops
+        result = store.result(entry.trial.target.job) or {}
+        return {
+            "protocol": entry.protocol,
+            "budget": entry.budget,
+            "seed": entry.seed,
+            "lr": entry.lr,
+            "top1": result.get("top1"),
+            "best_top1": result.get("best", {}).get("top1", result.get("top1")),
+            "top5": result.get("top5"),
+            "loss": result.get("loss"),
+            "flops": sum(levels.values()),
+            "flops_by_level": {str(level): share for level, share in sorted(levels.items())},
+            "method_flops": method,
+            "epochs": epochs,
+            "data_passes": passes,
+            "seconds": seconds,
+            "images_per_second": passes * images / seconds if seconds else None,
+            "target": str(store.folder(entry.trial.target.job).relative_to(store.root.parent)),
+        }
+
+
+def unique(entries: Sequence[Entry]) -> list[Node]:
+    """The jobs of all entries, each once, parents first."""
+    return list({node.job.key: node for entry in entries for node in entry.nodes}.values())
+
+
+def prepare_comparison(
+    request: Request, recipe: Recipe, asked: Asked, world: World | None = None
+) -> Comparison:
+    """Open the data and fit the model; whatever does not fit a protocol is said here."""
+    data, spec = open_and_fit(request, recipe, world or World())
+    setting = Setting(
+        model=spec,
+        recipe=recipe,
+        data=data,
+        baseline_epochs=request.baseline_epochs or family(spec).baseline_epochs,
+        ratio=request.ratio,
+        counter=request.counter,
+        transition=request.transition,
+        carry_warmup_epochs=request.carry_warmup_epochs,
+        allow_inexact=request.allow_inexact,
+    )
+    protocols = {text: parse_protocol(text) for text in asked.protocols}
+    for text, protocol in protocols.items():
+        try:
+            protocol.check(setting)
+        except RbdcError as error:
+            raise PlanError(f"{text} does not fit {spec}: {error.problem}", error.remedy) from None
+    comparison = Comparison(asked=asked, setting=setting, protocols=protocols)
+    for entry in comparison.planned():
+        _check_steps(entry, setting)
+    return comparison
+
+
+def _check_steps(entry: Entry, setting: Setting) -> None:
+    for node in entry.trial.nodes:
+        if isinstance(node.job, TrainJob):
+            steps = node.job.task.epochs * setting.steps_per_epoch
+            if steps < 1:
+                raise PlanError(
+                    f"{entry.protocol} at budget {entry.budget:g} would train its {node.name} for "
+                    f"{steps:.2g} steps",
+                    "Give a larger budget, more baseline epochs, or fewer recursive steps.",
+                )
+
+
+def write_results(output: Path, summary: Mapping[str, Any]) -> None:
+    """results.jsonl and results.csv with a row a trial, and summary.json with everything."""
+    rows = summary["rows"]
+    write_text(output / ROWS, "".join(json.dumps(row) + "\n" for row in rows))
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    for row in rows:
+        table.writerow(
+            {k: json.dumps(v) if isinstance(v, dict | list) else v for k, v in row.items()}
+        )
+    write_text(output / TABLE, text.getvalue())
+    write_json(output / SUMMARY, summary)
+
+
+def read_summary(output: Path) -> dict[str, Any] | None:
+    return read_json(output / SUMMARY)

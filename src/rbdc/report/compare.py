@@ -1,0 +1,203 @@
+"""A comparison for people: its cost before, its table and its pictures after."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from rbdc.report.units import readable_duration, readable_flops
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, and markers for more protocols
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
+
+
+def comparison_table(summary: Mapping[str, Any]) -> RenderableType:
+    """A line for each protocol and budget; then FLOPs to reach standard training's accuracy."""
+    table = Table(box=SIMPLE, pad_edge=False)
+    for column in ("protocol", "FLOPs", "top-1", "from standard", "epochs", "time", "seeds"):
+        justify: Any = "left" if column in ("protocol", "epochs") else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
+    lines = sorted(summary["lines"], key=lambda line: line["budget"])
+    for number, line in enumerate(lines):
+        last = number + 1 == len(lines) or lines[number + 1]["budget"] != line["budget"]
+        seconds = line["seconds"]
+        table.add_row(
+            escape(line["protocol"]),
+            f"{line['flops']:.3f}",
+            _percent(line["top1"], line["top1_interval"]),
+            _points(line["gap"], line["gap_interval"]),
+            epochs_of_levels(line["epochs"]),
+            readable_duration(seconds) if seconds is not None else "",
+            f"{line['seeds']}" + (f", {line['missing']} missing" if line["missing"] else ""),
+            end_section=last,
+        )
+    return Group(table, *(Text(line) for line in notes(summary)))
+
+
+def notes(summary: Mapping[str, Any]) -> list[str]:
+    """What the table does not say."""
+    standard = readable_flops(summary["baseline_flops"])
+    lines = [
+        f"FLOPs of all models involved, 1 is standard training for {summary['baseline_epochs']:g} "
+        f"epochs ({standard}); top-1 of the last weights, mean and 95 % interval over seeds"
+    ]
+    for protocol, found in summary["flops_to_reach"].items():
+        if protocol != "standard":
+            lines.append(f"{protocol}: {_reached(found)} of the FLOPs for standard's best accuracy")
+    if summary["tuning"]:
+        rates = {row["protocol"]: row["lr"] for row in summary["rows"]}
+        lines.append(
+            f"learning rates tuned, at {summary['tuning_flops']:.2f} of standard training in all: "
+            + ", ".join(f"{protocol} {rate:g}" for protocol, rate in rates.items())
+        )
+    return lines
+
+
+def epochs_of_levels(epochs: Mapping[str, Sequence[float]]) -> str:
+    """'4 x 1.3 + 2 x 2.6 + 5.2': leaves first."""
+    parts = []
+    for level in sorted(epochs, key=int, reverse=True):
+        counts = [f"{count:.3g}" for count in epochs[level]]
+        if len(counts) > 1 and len(set(counts)) == 1:
+            parts.append(f"{len(counts)}×{counts[0]}")
+        else:
+            parts.append("+".join(counts))
+    return " + ".join(parts)
+
+
+def cost_lines(
+    trials: int, jobs: int, alone: float, shared: float, baseline_flops: float
+) -> list[str]:
+    """What a comparison will cost, said before it starts."""
+    return [
+        f"{trials} trials of {jobs} jobs: {readable_flops(shared)}, "
+        f"{shared / baseline_flops:.2f} times standard training",
+        f"sharing jobs saves {1 - shared / alone:.0%} of {readable_flops(alone)}",
+    ]
+
+
+def _percent(value: float | None, interval: float | None) -> str:
+    if value is None:
+        return "missing"
+    return f"{value:.2%}" + (f" ± {100 * interval:.2f}" if interval is not None else "")
+
+
+def _points(value: float | None, interval: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:+.2f}" + (f" ± {100 * interval:.2f}" if interval is not None else "")
+
+
+def _reached(found: Mapping[str, Any]) -> str:
+    words = {"inf": "more than was tried", "-inf": "less than was tried"}
+    low, high = (
+        words[value] if isinstance(value, str) else f"{value:.2f}"
+        for value in (found["low"], found["high"])
+    )
+    middle = found["flops"]
+    text = words[middle] if isinstance(middle, str) else f"{middle:.2f}"
+    return text if low == high == text else f"{text} ({low} to {high})"
+
+
+def save_comparison_plots(summary: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Accuracy against FLOPs, and against time: PNG to look at, SVG to print."""
+    pictures = []
+    for name, draw in (("accuracy-flops", _draw_flops), ("accuracy-time", _draw_time)):
+        for end in ("png", "svg"):
+            pictures.append(folder / f"{name}.{end}")
+            draw(summary, pictures[-1])
+    return pictures
+
+
+def _draw_flops(summary: Mapping[str, Any], path: Path) -> None:
+    protocols = _protocols(summary)
+    figure, axes = _figure(summary, rows=len(protocols))
+    budgets = sorted({line["budget"] for line in summary["lines"]})
+    for number, protocol in enumerate(protocols):
+        lines = _lines(summary, protocol)
+        _draw_line(axes, [line["flops"] for line in lines], lines, protocol, number)
+        height = -0.22 - 0.065 * number
+        axes.text(
+            -0.01, height, protocol, ha="right", va="center", fontsize=8,
+            color=_style(number)["color"], transform=axes.transAxes,
+        )  # fmt: skip
+        for line in lines:
+            axes.text(
+                line["flops"], height, epochs_of_levels(line["epochs"]), ha="center", va="center",
+                fontsize=7, color="0.45", transform=axes.get_xaxis_transform(),
+            )  # fmt: skip
+    axes.set_xlabel("FLOPs of all models, relative to standard training; epochs of each level")
+    axes.set_xlim(min(budgets) - 0.12, max(budgets) + 0.12)
+    _finish(figure, axes, path)
+
+
+def _draw_time(summary: Mapping[str, Any], path: Path) -> None:
+    figure, axes = _figure(summary, rows=0)
+    for number, protocol in enumerate(_protocols(summary)):
+        lines = [line for line in _lines(summary, protocol) if line["seconds"] is not None]
+        _draw_line(axes, [line["seconds"] / 60 for line in lines], lines, protocol, number)
+    axes.set_xlabel("minutes of training and evaluation, of all models one after the other")
+    _finish(figure, axes, path)
+
+
+def _figure(summary: Mapping[str, Any], rows: int) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.4 + 0.24 * rows), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_ylabel("top-1 accuracy (%)")
+    model = summary["model"]
+    axes.set_title(
+        f"{model['name']}: protocols at equal FLOPs, mean and 95 % interval",
+        loc="left",
+        fontsize="medium",
+    )
+    axes.grid(axis="y", color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _draw_line(
+    axes: Any, places: Sequence[float], lines: Sequence[Any], protocol: str, number: int
+) -> None:
+    axes.errorbar(
+        places,
+        [100 * line["top1"] for line in lines],
+        yerr=[100 * (line["top1_interval"] or 0.0) for line in lines],
+        label=protocol,
+        capsize=3,
+        elinewidth=1,
+        **_style(number),
+    )
+
+
+def _style(number: int) -> dict[str, Any]:
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": "-" if number < len(COLOURS) else "--",
+        "linewidth": 1.5,
+        "markersize": 5,
+    }
+
+
+def _finish(figure: Any, axes: Any, path: Path) -> None:
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def _protocols(summary: Mapping[str, Any]) -> list[str]:
+    return list(
+        dict.fromkeys(line["protocol"] for line in summary["lines"] if line["top1"] is not None)
+    )
+
+
+def _lines(summary: Mapping[str, Any], protocol: str) -> list[Any]:
+    found = [line for line in summary["lines"] if line["protocol"] == protocol]
+    return sorted((line for line in found if line["top1"] is not None), key=lambda x: x["flops"])
