@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "plan": _plan,
             "train": _train,
             "compare": _compare,
+            "reproduce": _reproduce,
             "status": _status,
             "couple": _couple,
         }
@@ -129,6 +130,7 @@ def _compare(options: Namespace) -> None:
     asked = Asked(
         protocols=comma_separated(options.protocols),
         budgets=comma_separated_numbers("--budgets", options.budgets),
+        standard_budgets=comma_separated_numbers("--standard-budgets", options.standard_budgets),
         seeds=options.seeds,
         tune=comma_separated_numbers("--tune", options.tune),
         tune_budget=options.tune_budget,
@@ -144,6 +146,59 @@ def _compare(options: Namespace) -> None:
         leave_world()
 
 
+def _reproduce(options: Namespace) -> None:
+    from rbdc.experiments.reproduce import imagenet_outline, prepare_case, read_experiment
+    from rbdc.training import join_world
+    from rbdc.training.world import leave_world
+
+    experiment = read_experiment(options.experiment, options.scale)
+    given = keyword_arguments(options.set, "--set")
+    given |= {"data": options.data} if options.data else {}
+    outline = None
+    if options.scale == "paper" and not options.data:
+        if not options.dry_run:
+            raise RbdcError(
+                "the paper's experiments need ImageNet", "Give its folder with --data PATH."
+            )
+        outline = imagenet_outline()
+    machine = Machine(**given_settings(options, Machine))
+    output = options.output or Path("runs") / f"{options.experiment}-{options.scale}"
+    world = join_world(machine.device)
+    try:
+        cases = [
+            (case, prepare_case(case, given, seeds=options.seeds, world=world, data=outline))
+            for case in experiment.cases
+        ]
+        if world.is_main and not options.json:
+            print(experiment.head)
+        for case, comparison in cases:
+            if world.is_main and not options.json:
+                print(
+                    f"\n{case.name}: {comparison.setting.model} on {comparison.setting.data.name}"
+                )
+            if options.dry_run and world.is_main:
+                _hours(comparison, machine, options.images_per_second)
+            _run_comparison(comparison, output / case.name, machine, options, world)
+    finally:
+        leave_world()
+
+
+def _hours(comparison: Any, machine: Machine, images_per_second: float | None) -> None:
+    """What a case would take, from the speed at which the target trains."""
+    from rbdc.report.compare import hours_lines, plan_lines
+    from rbdc.tree.measure import images_per_second as measured
+
+    setting = comparison.setting
+    measured_here = images_per_second is None
+    if images_per_second is None:
+        task = setting.training("target", 0, setting.baseline_epochs).task
+        images_per_second = measured(task, setting.data, machine)
+    _print(plan_lines(comparison.planned_rows()))
+    _, shared = comparison.flops(comparison.planned())
+    images = shared / comparison.baseline_flops * setting.baseline_epochs * len(setting.data.train)
+    print("\n".join(hours_lines(images / images_per_second, images_per_second, measured_here)))
+
+
 def _run_comparison(
     comparison: Any, output: Path, machine: Machine, options: Namespace, world: Any
 ) -> None:
@@ -151,7 +206,8 @@ def _run_comparison(
     from rbdc.report.compare import comparison_table, cost_lines, save_comparison_plots
     from rbdc.report.live import LiveRun
 
-    comparison.check(output, machine=machine, jobs=options.jobs, world=world)
+    if not options.dry_run:
+        comparison.check(output, machine=machine, jobs=options.jobs, world=world)
     planned = comparison.planned()
     nodes = unique(planned)
     console = _console(quiet=not world.is_main or options.json)

@@ -38,6 +38,7 @@ def make_parser(version: str) -> ArgumentParser:
     commands.add_subcommand("plan", plan_parser(), help="what a training will cost, by level")
     commands.add_subcommand("train", _train_parser(), help="a wide model by RBDC, resumable")
     commands.add_subcommand("compare", _compare_parser(), help="protocols at equal FLOPs")
+    commands.add_subcommand("reproduce", _reproduce_parser(), help="the paper's experiments")
     commands.add_subcommand("status", _status_parser(), help="how far a run is")
     commands.add_subcommand("couple", _couple_parser(), help="two models into one twice as wide")
     return parser
@@ -120,6 +121,8 @@ def _compare_parser() -> ArgumentParser:
     add("--budgets", type=str, nargs="+", metavar="B", default=["0.5,1.0"],
         help="FLOPs of everything, relative to standard training")  # fmt: skip
     add("--seeds", type=int, default=3, help="how many")
+    add("--standard-budgets", type=str, nargs="+", metavar="B", default=[],
+        help="more budgets for standard training alone: what the others are to reach")  # fmt: skip
     add("--tune", type=str, nargs="+", metavar="LR", default=[],
         help="learning rates to try for each protocol, the same for all")  # fmt: skip
     add("--tune-budget", type=float, help="by default the largest budget")
@@ -131,6 +134,30 @@ def _compare_parser() -> ArgumentParser:
     budgets = {*SPEND, "steps", "schedule", "costs", "rounding", "seed", "with_baseline"}
     _add_settings(parser.add_argument_group("What to compare"), Request, without=budgets)
     _add_settings(parser.add_argument_group("How to train (the recipe)"), Recipe)
+    _add_settings(parser.add_argument_group("On what"), Machine)
+    return parser
+
+
+def _reproduce_parser() -> ArgumentParser:
+    parser = _Parser(
+        description="Run one of the paper's experiments: efficiency, ratio, padding, growth. Give "
+        "the same command again to go on.",
+        epilog="rbdc reproduce growth --scale small",
+    )
+    add = parser.add_argument
+    add("experiment", type=str, help="efficiency, ratio, padding or growth")
+    add("--scale", type=Literal["paper", "small"], default="small",
+        help="the real thing, with GPUs and ImageNet; or small models on two cores")  # fmt: skip
+    add("--data", type=str, help="by default the embedded images; paper scale needs ImageNet's")
+    add("--output", type=Path, help="by default runs/EXPERIMENT-SCALE; a folder a case in it")
+    add("--seeds", type=int, help="by default the experiment's own number")
+    add("--jobs", type=int, help="trainings side by side; by default 1, on a CPU what is faster")
+    add("--dry-run", action="store_true", help="print jobs, epochs, FLOPs and hours, train nothing")
+    add("--images-per-second", type=float,
+        help="of the target in training, for the hours; by default measured here")  # fmt: skip
+    add("--json", action="store_true", help="print the summaries as JSON")
+    add("--set", type=str, nargs="+", default=[], metavar="K=V",
+        help="settings that go before the experiment's: baseline_epochs=4 lr=0.004")  # fmt: skip
     _add_settings(parser.add_argument_group("On what"), Machine)
     return parser
 
@@ -186,14 +213,14 @@ def _couple_parser() -> ArgumentParser:
     return parser
 
 
-def keyword_arguments(pairs: Sequence[str]) -> dict[str, Any]:
+def keyword_arguments(pairs: Sequence[str], option: str = "--model-kwargs") -> dict[str, Any]:
     """['depth=6', 'act_layer=gelu'] as timm's --model-kwargs reads them."""
     arguments: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not key or not equals or key in arguments:
             raise RbdcError(
-                f"--model-kwargs got {pair!r}, expected KEY=VALUE, each key once",
+                f"{option} got {pair!r}, expected KEY=VALUE, each key once",
                 "For example depth=6 channels=[16,32,64,128].",
             )
         try:

@@ -8,12 +8,12 @@ import io
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rbdc.budget import training_flops
-from rbdc.data import derive_seed
+from rbdc.data import DataSet
 from rbdc.disk import read_json, write_json, write_text
 from rbdc.errors import PlanError, RbdcError, TrainingError
 from rbdc.experiments.statistics import STANDARD, flops_to_reach, plain, summarize
@@ -30,6 +30,7 @@ from rbdc.tree.prepare import open_and_fit
 from rbdc.tree.run import check_run, run_nodes
 from rbdc.tree.store import Store
 
+TUNING_SEED = 2**32
 ROWS, TABLE, SUMMARY = "results.jsonl", "results.csv", "summary.json"
 
 
@@ -40,6 +41,8 @@ class Asked:
     protocols: tuple[str, ...] = (STANDARD, "rbdc:1", "rbdc:2")
     budgets: tuple[float, ...] = (0.5, 1.0)
     """Relative to standard training for `baseline_epochs`."""
+    standard_budgets: tuple[float, ...] = ()
+    """More budgets, for standard training alone: what the others are to reach."""
     seeds: int = 3
     tune: tuple[float, ...] = ()
     """Learning rates to try for each protocol, the same for all; none: the recipe's."""
@@ -52,12 +55,17 @@ class Asked:
             raise PlanError(
                 f"protocols are {', '.join(self.protocols) or 'none'}", "Name each of them once."
             )
-        wrong = [b for b in (*self.budgets, *self.tune, self.tune_budget or 1.0) if not b > 0]
+        numbers = (*self.budgets, *self.standard_budgets, *self.tune, self.tune_budget or 1.0)
+        wrong = [number for number in numbers if not number > 0]
         if wrong or not self.budgets or self.seeds < 1:
             raise PlanError(
                 f"budgets are {self.budgets}, seeds {self.seeds}, learning rates {self.tune}",
                 "Give at least one budget and one seed, all numbers above 0.",
             )
+
+    def budgets_of(self, protocol: str) -> tuple[float, ...]:
+        more = self.standard_budgets if protocol == STANDARD else ()
+        return tuple(dict.fromkeys((*self.budgets, *more)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +81,9 @@ class Entry:
     @property
     def nodes(self) -> Iterator[Node]:
         """With names that say whose they are."""
+        trial = f"lr {self.lr:g}" if self.seed == TUNING_SEED else f"seed {self.seed}"
         for node in self.trial.nodes:
-            name = f"{self.protocol} {self.budget:g} seed {self.seed}: {node.name}"
-            yield replace(node, name=name)
+            yield replace(node, name=f"{self.protocol} {self.budget:.3g} {trial}: {node.name}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,21 +93,24 @@ class Comparison:
     asked: Asked
     setting: Setting
     protocols: Mapping[str, Protocol]
+    published: Mapping[str, float] = field(default_factory=dict)
+    """What others have reported, by 'protocol budget'."""
 
     def entries(self, rates: Mapping[str, float]) -> list[Entry]:
         """Every protocol, budget and seed, at the learning rate of the protocol."""
         return [
             self._entry(protocol, budget, seed, rates[protocol])
-            for budget in self.asked.budgets
+            for budget in dict.fromkeys((*self.asked.budgets, *self.asked.standard_budgets))
             for seed in range(self.asked.seeds)
             for protocol in self.protocols
+            if budget in self.asked.budgets_of(protocol)
         ]
 
     def tuning(self) -> list[Entry]:
         """Every protocol at every learning rate, with a seed that no result has."""
         budget = self.asked.tune_budget or max(self.asked.budgets)
         return [
-            self._entry(protocol, budget, derive_seed(0, "tune"), rate)
+            self._entry(protocol, budget, TUNING_SEED, rate)
             for rate in self.asked.tune
             for protocol in self.protocols
         ]
@@ -118,6 +129,11 @@ class Comparison:
     def planned(self) -> list[Entry]:
         """All that will run, as far as it is known: tuning may change the rates, not the costs."""
         return self.tuning() + self.entries(self.same_rate())
+
+    def planned_rows(self) -> list[dict[str, Any]]:
+        """What one seed's trials are, before anything has run."""
+        entries = [e for e in self.entries(self.same_rate()) if e.seed == 0]
+        return [self.row(entry, Store(Path())) for entry in entries]
 
     def flops(self, entries: Sequence[Entry]) -> tuple[float, float]:
         """What the entries cost one by one, and what they cost with shared jobs done once."""
@@ -255,6 +271,7 @@ class Comparison:
             "rows": rows,
             "lines": summarize(rows),
             "flops_to_reach": reached,
+            "published": dict(self.published),
             "tuning": [self.row(entry, store) for entry in tuned],
             "tuning_flops": self.flops(tuned)[1] / self.baseline_flops,
             "flops_counted": alone / self.baseline_flops,
@@ -304,10 +321,14 @@ def unique(entries: Sequence[Entry]) -> list[Node]:
 
 
 def prepare_comparison(
-    request: Request, recipe: Recipe, asked: Asked, world: World | None = None
+    request: Request,
+    recipe: Recipe,
+    asked: Asked,
+    world: World | None = None,
+    data: DataSet | None = None,
 ) -> Comparison:
     """Open the data and fit the model; whatever does not fit a protocol is said here."""
-    data, spec = open_and_fit(request, recipe, world or World())
+    data, spec = open_and_fit(request, recipe, world or World(), data)
     setting = Setting(
         model=spec,
         recipe=recipe,

@@ -18,15 +18,20 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 
 def comparison_table(summary: Mapping[str, Any]) -> RenderableType:
-    """A line for each protocol and budget; then FLOPs to reach standard training's accuracy."""
+    """A line for each protocol and budget; then FLOPs to reach standard training's accuracy.
+
+    Where the comparison is one of the paper's, the paper's own accuracy stands beside ours.
+    """
     table = Table(box=SIMPLE, pad_edge=False)
-    for column in ("protocol", "FLOPs", "top-1", "from standard", "epochs", "time", "seeds"):
+    published = summary.get("published") or {}
+    columns = ["protocol", "FLOPs", "top-1", "from standard", "epochs", "time", "seeds"]
+    for column in (*columns, *(["the paper"] if published else [])):
         justify: Any = "left" if column in ("protocol", "epochs") else "right"
         table.add_column(column, justify=justify, no_wrap=True)
     lines = sorted(summary["lines"], key=lambda line: line["budget"])
     for number, line in enumerate(lines):
         last = number + 1 == len(lines) or lines[number + 1]["budget"] != line["budget"]
-        seconds = line["seconds"]
+        seconds, key = line["seconds"], f"{line['protocol']} {line['budget']:g}"
         table.add_row(
             escape(line["protocol"]),
             f"{line['flops']:.3f}",
@@ -35,6 +40,7 @@ def comparison_table(summary: Mapping[str, Any]) -> RenderableType:
             epochs_of_levels(line["epochs"]),
             readable_duration(seconds) if seconds is not None else "",
             f"{line['seeds']}" + (f", {line['missing']} missing" if line["missing"] else ""),
+            *([_percent(published.get(key), None, "")] if published else []),
             end_section=last,
         )
     return Group(table, *(Text(line) for line in notes(summary)))
@@ -82,9 +88,33 @@ def cost_lines(
     ]
 
 
-def _percent(value: float | None, interval: float | None) -> str:
+def hours_lines(seconds: float, images_per_second: float, measured_here: bool) -> list[str]:
+    """Device-hours, at the speed of the target's training."""
+    source = "measured here in a few steps" if measured_here else "as given"
+    return [
+        f"{seconds / 3600:,.1f} device-hours at {images_per_second:,.1f} images/s of the target "
+        f"({source}), narrow models as fast by FLOPs"
+    ]
+
+
+def plan_lines(comparison_rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """The trials of one seed before anything runs: epochs and FLOPs."""
+    table = Table(box=SIMPLE, pad_edge=False)
+    for column in ("protocol", "FLOPs", "epochs", "passes"):
+        table.add_column(column, justify="left" if column in ("protocol", "epochs") else "right")
+    for row in comparison_rows:
+        table.add_row(
+            escape(row["protocol"]),
+            f"{row['flops']:.3f}",
+            epochs_of_levels(row["epochs"]),
+            f"{row['data_passes']:.4g}",
+        )
+    return table
+
+
+def _percent(value: float | None, interval: float | None, absent: str = "missing") -> str:
     if value is None:
-        return "missing"
+        return absent
     return f"{value:.2%}" + (f" ± {100 * interval:.2f}" if interval is not None else "")
 
 

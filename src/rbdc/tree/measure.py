@@ -1,15 +1,17 @@
-"""How many siblings to train side by side on a CPU: a short measurement."""
+"""How fast this machine is, and how many siblings to train side by side: short measurements."""
 
 import time
 
 import torch
 
-from rbdc.data import DataSet, TrainingBatches
+from rbdc.data import Batch, DataSet, TrainingBatches
 from rbdc.recipes import Machine
 from rbdc.training import Task, World, image_format, initial_weights
+from rbdc.training.machine import torch_device
 from rbdc.training.state import State
 
 STEPS = 4  # measured, after one to warm up
+PIXELS = 8 * 224 * 224  # of a batch that fits anywhere
 CONTENTION = 0.9  # processes side by side disturb each other by about this much
 
 
@@ -32,6 +34,27 @@ def faster_jobs(task: Task, data: DataSet, *, threads: int, siblings: int) -> in
     finally:
         torch.set_num_threads(before)
     return best
+
+
+def images_per_second(task: Task, data: DataSet, machine: Machine) -> float:
+    """How fast this machine trains the task's model on batches of noise, decoding left out."""
+    device = torch_device(machine)
+    image = image_format(task.model, task.recipe, data)
+    pixels = image.height * image.width
+    batch_size = min(task.recipe.batch_size, max(8, PIXELS // pixels))
+    state = State(task, initial_weights(task), device, machine, World(), None, 1)
+    with torch.random.fork_rng(devices=[]):
+        batch = Batch(
+            images=torch.randn(batch_size, image.channels, image.height, image.width).to(device),
+            targets=torch.zeros(batch_size, dtype=torch.long, device=device),
+            indices=torch.arange(batch_size),
+        )
+        state.update([batch]).item()
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            loss = state.update([batch])
+        loss.item()  # waits for a GPU
+    return STEPS * batch_size / (time.perf_counter() - began)
 
 
 def _steps_per_second(task: Task, data: DataSet) -> float:

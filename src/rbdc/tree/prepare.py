@@ -195,11 +195,13 @@ def run_result(tree: Tree, store: Store) -> dict[str, Any]:
     return summary
 
 
-def open_and_fit(request: Request, recipe: Recipe, world: World) -> tuple[DataSet, ModelSpec]:
-    """The data, and the target fitted to it."""
+def open_and_fit(
+    request: Request, recipe: Recipe, world: World, data: DataSet | None = None
+) -> tuple[DataSet, ModelSpec]:
+    """The data, if it is not given, and the target fitted to it."""
     if request.model is None:
         raise RecipeError("no model is named", "Give --model, a timm name, or a recipe that does.")
-    data = _open(request, world)
+    data = data or _open(request, world)
     arguments = dict(request.model_kwargs)
     if request.img_size is not None:
         arguments["img_size"] = request.img_size

@@ -1,0 +1,142 @@
+"""The paper's experiments, each a file in recipes/experiments whose head says what it shows.
+
+A file has two scales: `paper` is the real thing, `small` the same on data and models for two CPU
+cores. A scale is a list of cases, and a case is a comparison.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from typing import Any, Literal
+
+import yaml
+
+from rbdc.budget import IMAGENET_IMAGES
+from rbdc.data import DataSet
+from rbdc.errors import RecipeError, nearest
+from rbdc.experiments.compare import Asked, Comparison, prepare_comparison
+from rbdc.growth import Setting
+from rbdc.recipes import read_recipe, split_settings
+from rbdc.training import World
+
+Scale = Literal["paper", "small"]
+_FILES = files("rbdc.recipes") / "experiments"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One comparison of an experiment."""
+
+    name: str
+    recipe: str
+    settings: Mapping[str, Any]
+    protocols: tuple[str, ...]
+    seeds: int
+    budgets: tuple[float, ...] = ()
+    narrow_epochs: tuple[float, ...] = ()
+    """Instead of budgets: epochs of the narrow models of one recursive step."""
+    standard_budgets: tuple[float, ...] = ()
+    published: Mapping[str, list[float | None]] = field(default_factory=dict)
+    """The paper's accuracies, in percent: of each protocol, by budget."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """One of the paper's experiments at a scale."""
+
+    name: str
+    head: str
+    """What it shows and what the paper got."""
+    cases: tuple[Case, ...]
+
+
+def experiments() -> list[str]:
+    return sorted(path.name.removesuffix(".yaml") for path in _FILES.iterdir())
+
+
+def read_experiment(name: str, scale: Scale) -> Experiment:
+    if name not in experiments():
+        raise RecipeError(
+            f"no experiment is called {name!r}",
+            nearest(name, experiments()) or f"Experiments are {', '.join(experiments())}.",
+        )
+    text = (_FILES / f"{name}.yaml").read_text()
+    head = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
+    cases = []
+    for content in yaml.safe_load(text)[scale]:
+        lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
+        cases.append(Case(**{**content, **lists}))
+    return Experiment(name=name, head="\n".join(head), cases=tuple(cases))
+
+
+def prepare_case(
+    case: Case,
+    given: Mapping[str, Any],
+    *,
+    seeds: int | None = None,
+    world: World | None = None,
+    data: DataSet | None = None,
+) -> Comparison:
+    """The comparison of a case. `given` are settings that go before the file's, data for one."""
+    settings = {**case.settings, **given}
+    request, recipe = split_settings(read_recipe(case.recipe), settings)
+    asked = Asked(
+        protocols=case.protocols,
+        budgets=case.budgets or (1.0,),
+        standard_budgets=case.standard_budgets,
+        seeds=seeds or case.seeds,
+    )
+    comparison = prepare_comparison(request, recipe, asked, world, data)
+    if case.narrow_epochs:
+        budgets = tuple(_budget(comparison.setting, epochs) for epochs in case.narrow_epochs)
+        comparison = replace(comparison, asked=replace(asked, budgets=budgets))
+    return replace(comparison, published=_published(case, comparison.asked))
+
+
+def _budget(setting: Setting, narrow_epochs: float) -> float:
+    """Of two narrow models for so many epochs, and the wide one for `ratio` times as many."""
+    narrow = 2 * setting.forward_flops(0.5) + setting.ratio * setting.forward_flops()
+    return narrow_epochs * narrow / setting.baseline_cost
+
+
+def _published(case: Case, asked: Asked) -> dict[str, float]:
+    return {
+        f"{protocol} {budget:g}": value / 100
+        for protocol, values in case.published.items()
+        for budget, value in zip(asked.budgets_of(protocol), values, strict=False)
+        if value is not None
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """So many images that nobody will read."""
+
+    count: int
+    labels: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, index: int) -> Any:
+        raise AssertionError(f"image {index} of an outline")
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+    def suspects(self) -> list[int]:
+        return []
+
+    def without(self, _indices: Sequence[int]) -> "_Outline":
+        return self
+
+
+def imagenet_outline() -> DataSet:
+    """ImageNet-1K by its numbers, for what an experiment would cost."""
+    return DataSet(
+        name="ImageNet-1K, not opened",
+        train=_Outline(IMAGENET_IMAGES),
+        test=_Outline(50_000),
+        class_names=tuple(map(str, range(1000))),
+        fingerprint="outline",
+    )
