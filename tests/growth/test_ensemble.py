@@ -1,0 +1,19 @@
+"""The ensemble: the mean of two models."""
+
+import torch
+
+from rbdc.growth.ensemble import Averaging
+from rbdc.tree.method import Parent
+from tests.growth.lab import LAB, wide_spec
+from tests.support import images, logits, parents
+
+
+def test_it_gives_the_mean_of_both_models_logits() -> None:
+    for name in ("resnet18d", "deit_tiny_distilled_patch16_224"):
+        first, second = parents(name)
+        both = [Parent(model=first), Parent(model=second)]
+        model = Averaging().grow(both, wide_spec(name), LAB).model
+        x = images(first)
+        expected = (logits(first, x) + logits(second, x)) / 2
+        torch.testing.assert_close(logits(model, x), expected)
+        assert len(model.state_dict()) == 2 * len(first.state_dict())

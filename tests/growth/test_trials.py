@@ -1,0 +1,90 @@
+"""Protocols end to end: from a setting, a budget and a seed to a judged model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rbdc.budget import forward_flops, training_flops
+from rbdc.growth import Setting, parse_protocol
+from rbdc.models import ModelSpec, load
+from rbdc.training import World, fit_to_data
+from rbdc.training.checkpoint import read_state
+from rbdc.tree.execute import Workshop, subtree_flops
+from rbdc.tree.jobs import GrowJob, TrainJob
+from rbdc.tree.places import JOBS, MODEL, START
+from rbdc.tree.run import run_nodes, trainings
+from rbdc.tree.store import Store
+from tests.support import QUICK, TINY, small_data, small_recipe
+
+BUDGET = 0.8
+NAMES = list(TINY)
+names = pytest.mark.parametrize("name", NAMES)
+
+
+def setting(name: str) -> Setting:
+    data, recipe = small_data(), small_recipe()
+    model = fit_to_data(ModelSpec(name=name, arguments=TINY[name]), data, recipe)
+    return Setting(model=model, recipe=recipe, data=data, baseline_epochs=2.0)
+
+
+def run(protocol: str, name: str, output: Path) -> tuple[Store, list[Any]]:
+    """The store, and the results of the trial's jobs; its FLOPs are checked beside."""
+    parsed, of_all = parse_protocol(protocol), setting(name)
+    parsed.check(of_all)
+    trial = parsed.trial(of_all, BUDGET, 0)
+    store = Store(output / JOBS)
+    shop = Workshop(store=store, data=of_all.data, machine=QUICK, world=World())
+    images = len(of_all.data.train)
+    budget = BUDGET * training_flops(of_all.forward_flops(), 2, images)
+    a_step_each = sum(
+        training_flops(forward_flops(job.model, counter=shop.counter), 1, 8)
+        for job in trainings(trial.nodes)
+    )
+    spent = subtree_flops(trial.target.job, images, shop.counter)
+    assert abs(spent - budget) <= a_step_each < budget / 2
+    run_nodes(
+        trial.nodes,
+        shop,
+        output,
+        request={},
+        watch=lambda _event: None,
+        finish=lambda: None,
+        jobs=1,
+    )
+    results = [store.result(node.job) for node in trial.nodes]
+    assert sum(result["training_flops"] for result in results if result) == pytest.approx(spent)
+    return store, [(node.job, result) for node, result in zip(trial.nodes, results, strict=True)]
+
+
+@names
+@pytest.mark.parametrize("protocol", ["net2net", "hypercloning", "random:0.5"])
+def test_a_parent_is_trained_widened_and_trained_on(
+    protocol: str, name: str, tmp_path: Path
+) -> None:
+    store, [(parent, narrow), (grow, start), (target, wide)] = run(protocol, name, tmp_path / "run")
+    assert isinstance(parent, TrainJob) and isinstance(grow, GrowJob)
+    assert target.initial == grow and parent.model == target.model.scaled(0.5)
+    assert 0 <= wide["top1"] <= 1
+    if protocol.startswith("random"):
+        return
+    assert start["proof_error"] < 1e-5 and start["norm_drift"] < 1e-5
+    assert start["loss"] == pytest.approx(narrow["loss"], rel=0.01), "before any step, but noise"
+    tensors, _facts = read_state(store.folder(grow) / START)
+    trained = load(store.folder(target) / MODEL).state_dict()
+    assert {f"model/{key}" for key in trained} == tensors.keys()
+
+
+@names
+def test_two_models_are_trained_and_judged_together(name: str, tmp_path: Path) -> None:
+    store, [*members, (target, both)] = run("ensemble", name, tmp_path / "run")
+    assert isinstance(target, GrowJob) and target.parents == tuple(job for job, _result in members)
+    assert members[0][1]["training_flops"] == members[1][1]["training_flops"]
+    losses = [result["loss"] for _job, result in members]
+    # cross-entropy is convex in the logits
+    assert both["loss"] <= sum(losses) / 2 + 1e-6 and losses[0] != losses[1]
+    tensors, _facts = read_state(store.folder(target) / START)
+    for number, (job, _result) in enumerate(members):
+        for key, tensor in load(store.folder(job) / MODEL).state_dict().items():
+            assert torch.equal(tensors[f"model/models.{number}.{key}"], tensor)

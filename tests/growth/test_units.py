@@ -1,0 +1,57 @@
+"""Which units belong together."""
+
+import pytest
+
+from rbdc.errors import ModelError
+from rbdc.growth.units import units_of
+from rbdc.models import ModelSpec, build_meta
+from tests.growth.lab import wide_spec
+
+NAMES = [
+    "resnet18d",
+    "resnet50d",
+    "resnet18",
+    "deit_tiny_distilled_patch16_224",
+    "deit3_large_patch16_224",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_axis_that_doubles_has_a_group_and_no_other_has(name: str) -> None:
+    spec = wide_spec(name).scaled(0.5)
+    units, wide = units_of(spec), build_meta(wide_spec(name)).state_dict()
+    for key, tensor in build_meta(spec).state_dict().items():
+        sizes = zip(units.axes[key], tensor.shape, wide[key].shape, strict=True)
+        for axis, narrow_size, wide_size in sizes:
+            assert (axis is not None) == (wide_size == 2 * narrow_size), key
+            if axis is not None:
+                group = units.groups[axis.group]
+                assert narrow_size == axis.parts * group.units * group.channels, key
+    assert units.layer_norm == ("deit" in name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_inner_group_has_one_writer_and_one_reader(name: str) -> None:
+    units = units_of(wide_spec(name).scaled(0.5))
+    assert units.inner
+    for inner in units.inner:
+        having = {
+            (key.rpartition(".")[0], number if units.input_axes[key] is not None else 0)
+            for key, axes in units.axes.items()
+            for number, axis in enumerate(axes)
+            if axis is not None and axis.group == inner.group
+        }
+        norm = {(inner.norm, 0)} if inner.norm else set()
+        assert having == {(inner.first, 0), (inner.second, 1)} | norm
+
+
+def test_a_unit_of_attention_is_a_head_in_each_of_q_k_and_v() -> None:
+    units = units_of(ModelSpec(name="deit_base_patch16_224", width=0.5))
+    axis = units.axes["blocks.0.attn.qkv.weight"][0]
+    assert axis is not None and axis.parts == 3
+    assert (units.groups[axis.group].units, units.groups[axis.group].channels) == (6, 64)
+
+
+def test_a_model_with_unknown_units_is_refused_by_the_tensor_s_name() -> None:
+    with pytest.raises(ModelError, match=r"layer1\.0\.se\.fc1\.weight"):
+        units_of(ModelSpec(name="seresnet50", width=0.5))
