@@ -56,12 +56,22 @@ def test_what_proves_it_is_recorded(method: type[Replication]) -> None:
     assert record["proof_error"] < 1e-5 and record["norm_drift"] < 1e-5
 
 
-@methods
+@pytest.mark.parametrize("name", [DISTILLED, "resnet50d", "resnet18"])
+def test_hypercloning_s_noise_cancels(name: str) -> None:
+    model, parent = grown(Cloning(noise=0.1), name)
+    x = images(parent)
+    assert_close(logits(model, x), logits(parent, x))
+    plain = grown(Cloning(noise=0.0), name)[0].state_dict()
+    moved = [
+        key for key, tensor in model.state_dict().items() if not torch.equal(tensor, plain[key])
+    ]
+    layers = [key for key, tensor in plain.items() if is_layer_weight(key, tensor)]
+    assert set(layers) - set(moved) == {layers[0]}  # only the image's own channels are not doubled
+
+
 @pytest.mark.parametrize("name", [DISTILLED, "resnet50d"])
-def test_noise_is_on_the_new_units_incoming_weights_alone(
-    method: type[Replication], name: str
-) -> None:
-    before, after = (grown(method(noise=noise), name)[0].state_dict() for noise in (0.0, 0.1))
+def test_net2net_s_noise_is_on_the_new_units_incoming_weights_alone(name: str) -> None:
+    before, after = (grown(Net2Wider(noise=noise), name)[0].state_dict() for noise in (0.0, 0.1))
     for key, tensor in before.items():
         moved = after[key] - tensor
         if not (is_layer_weight(key, tensor) and "head" not in key and key != "fc.weight"):

@@ -25,11 +25,23 @@ class Replication(Method):
     equal gradients, and stay equal for ever."""
 
     noise: float = 1e-2
-    """Of the new units' incoming weights: its std, relative to that of the layer's weights."""
+    """On weights that copies take their input by: its std, relative to that of the layer's."""
 
     @abstractmethod
     def maps(self, units: Units, seed: int) -> dict[str, Tensor]:
         """For each group, what its wide units copy; those of the first half, themselves."""
+
+    @torch.no_grad()
+    def perturb(self, model: nn.Module, units: Units, seed: int) -> None:
+        """Let the new units, the second half of each group, take their input a little otherwise."""
+        for name, weight in model.state_dict().items():
+            given = units.axes[name][0] if units.input_axes[name] is not None else None
+            if given is None:
+                continue  # a norm, a token, a bias; or a head, whose outputs are not new
+            std, draws = self.noise * weight.std(), generator(seed, "noise", name)
+            for part in weight.chunk(given.parts):
+                new = part[len(part) // 2 :]
+                new += std * torch.randn(new.shape, generator=draws)
 
     def check(self, narrow: ModelSpec, wide: ModelSpec) -> None:  # noqa: ARG002
         units_of(narrow)
@@ -40,7 +52,7 @@ class Replication(Method):
         model = replicate(parent, wide, units, self.maps(units, lab.seed))
         # A model is the mean of itself and itself: what proves a coupling proves this as well.
         proof = verify_coupling(parent, parent, model, noise_image(model))
-        add_noise(model, units, self.noise, lab.seed)
+        self.perturb(model, units, lab.seed)
         return Grown(model=model, record={"proof_error": proof.error, "norm_drift": proof.drift})
 
 
@@ -69,16 +81,3 @@ def replicate(
     model = build_empty(wide)
     model.load_state_dict(state)
     return model
-
-
-@torch.no_grad()
-def add_noise(model: nn.Module, units: Units, noise: float, seed: int) -> None:
-    """Let the new units, the second half of each group, take their input a little otherwise."""
-    for name, weight in model.state_dict().items():
-        given = units.axes[name][0] if units.input_axes[name] is not None else None
-        if given is None:
-            continue  # a norm, a token, a bias; or a head, whose outputs are not new
-        std, draws = noise * weight.std(), generator(seed, "noise", name)
-        for part in weight.chunk(given.parts):
-            new = part[len(part) // 2 :]
-            new += std * torch.randn(new.shape, generator=draws)

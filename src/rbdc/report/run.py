@@ -24,17 +24,17 @@ def run_status(folder: Path) -> dict[str, Any]:
         raise RunError(f"{folder} holds no run", f"A run's folder has a {RUN}.")
     owner = holder(folder)
     nodes = [_node_status(folder, node, owner is not None) for node in run["nodes"]]
+    about = run["request"].get("plan") or run["request"]["setting"]  # a run's, or a comparison's
     tree = [node for node in nodes if node["name"] != "standard"]
-    plan = run["request"]["plan"]
     spent = sum(node["flops"] for node in tree)
     return {
         "folder": str(folder),
-        "model": plan["model"],
+        "model": about["model"],
         "running": owner,
         "nodes": nodes,
         "spent_flops": spent,
-        "planned_flops": plan["training_flops"],
-        "baseline_flops": plan["baseline_flops"],
+        "planned_flops": about.get("training_flops") or sum(n["flops"] for n in run["nodes"]),
+        "baseline_flops": about["baseline_flops"],
         "result": read_json(folder / RESULT),
     }
 

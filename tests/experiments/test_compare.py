@@ -1,0 +1,251 @@
+"""Protocols side by side: equal FLOPs, shared jobs, going on, what is missing."""
+
+import csv
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rbdc.errors import Interrupted, PlanError, RunError, TrainingError
+from rbdc.experiments.compare import Asked, Comparison, prepare_comparison, unique
+from rbdc.experiments.reproduce import (
+    experiments,
+    imagenet_outline,
+    prepare_case,
+    read_experiment,
+)
+from rbdc.recipes import Request
+from rbdc.report.compare import comparison_table, save_comparison_plots
+from rbdc.report.run import run_status, status_table
+from rbdc.training import loop
+from rbdc.tree.engine import Event
+from tests.support import QUICK, TINY, folder_data, small_recipe
+
+RESNET = "resnet18d"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    folder_data(root)
+    return root
+
+
+def compared(folder: Path, **asked: Any) -> Comparison:
+    request = Request(
+        model=RESNET,
+        model_kwargs=asked.pop("model_kwargs", TINY[RESNET]),
+        data=str(folder),
+        in_memory=True,
+        baseline_epochs=4.0,
+    )
+    given = {"protocols": ("standard", "rbdc:1", "net2net"), "budgets": (0.5, 1.0), "seeds": 2}
+    return prepare_comparison(
+        request, small_recipe(lr=asked.pop("lr", 1e-3)), Asked(**{**given, **asked})
+    )
+
+
+def run(comparison: Comparison, output: Path, watch: Any = lambda _event: None) -> dict[str, Any]:
+    return comparison.run(output, machine=QUICK, watch=watch, jobs=1)
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    output = tmp_path_factory.mktemp("runs") / "comparison"
+    return output, run(compared(folder), output)
+
+
+def test_everyone_spends_the_same(done: tuple[Path, dict[str, Any]]) -> None:
+    """All parents are paid for; a training is a whole number of steps, five an epoch."""
+    for row in done[1]["rows"]:
+        assert row["flops"] == pytest.approx(row["budget"], abs=0.08)
+        assert row["flops"] == pytest.approx(sum(row["flops_by_level"].values()))
+        assert 0 <= row["top1"] <= row["best_top1"] <= 1 and row["seconds"] > 0
+    by_protocol = {row["protocol"]: row for row in done[1]["rows"] if row["budget"] == 1.0}
+    assert by_protocol["standard"]["epochs"] == {"0": [4.0]}
+    assert len(by_protocol["rbdc:1"]["epochs"]["1"]) == 2
+    assert len(by_protocol["net2net"]["epochs"]["1"]) == 1
+    assert by_protocol["net2net"]["epochs"]["0"][0] > by_protocol["rbdc:1"]["epochs"]["0"][0]
+
+
+def test_results_are_written_for_people_and_programs(done: tuple[Path, dict[str, Any]]) -> None:
+    output, summary = done
+    lines = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
+    assert lines == summary["rows"] and len(lines) == 3 * 2 * 2
+    with (output / "results.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [float(row["top1"]) for row in table] == [row["top1"] for row in lines]
+    assert (output / lines[0]["target"] / "model" / "model.safetensors").exists()
+    pictures = save_comparison_plots(summary, output)
+    assert all(path.stat().st_size > 5000 for path in pictures)
+
+
+def test_the_table_says_it_all(done: tuple[Path, dict[str, Any]]) -> None:
+    from rich.console import Console
+
+    console = Console(width=140, record=True, file=StringIO())
+    console.print(comparison_table(done[1]))
+    text = console.export_text()
+    assert "net2net" in text and "±" in text and "2×" in text and "missing" not in text
+    assert "of the FLOPs for standard's best accuracy" in text
+    console.print(status_table(run_status(done[0])))
+    assert "100.0%" in console.export_text()
+
+
+def test_a_model_that_two_protocols_need_is_trained_once(folder: Path, tmp_path: Path) -> None:
+    comparison = compared(folder, protocols=("net2net", "random", "hypercloning"), seeds=1)
+    entries = comparison.planned()
+    alone, shared = comparison.flops(entries)
+    assert len(unique(entries)) == 2 * (1 + 3 * 2) and shared < 0.95 * alone
+    trained: list[str] = []
+
+    def watch(event: Event) -> None:
+        if event.kind == "started":
+            trained.append(event.key)
+
+    summary = run(comparison, tmp_path / "run", watch)
+    assert len(trained) == len(set(trained)) == len(unique(entries))
+    assert summary["flops_spent"] < summary["flops_counted"]
+    assert [row["flops"] for row in summary["rows"]] == pytest.approx(
+        [row["budget"] for row in summary["rows"]], abs=0.08
+    )  # counted for each of them
+
+
+def test_more_can_be_added_and_nothing_is_done_twice(
+    folder: Path, done: tuple[Path, dict[str, Any]]
+) -> None:
+    output, summary = done
+    started: list[str] = []
+
+    def watch(event: Event) -> None:
+        if event.kind == "started":
+            started.append(event.key)
+
+    more = run(compared(folder, protocols=("standard", "random"), seeds=2), output, watch)
+    assert len(started) == 2 * 2 * 2  # random's growths and targets; its parents were net2net's
+    old = [row["top1"] for row in summary["rows"] if row["protocol"] == "standard"]
+    assert [row["top1"] for row in more["rows"] if row["protocol"] == "standard"] == old
+    with pytest.raises(RunError, match=r"recipe\.lr was 0\.001, now 0\.002"):
+        run(compared(folder, lr=2e-3), output)
+
+
+def test_what_is_missing_is_marked(folder: Path, tmp_path: Path) -> None:
+    comparison = compared(folder, protocols=("standard", "rbdc:1"), seeds=1)
+    finished: list[str] = []
+
+    def stop(event: Event) -> None:
+        if event.kind == "finished":
+            finished.append(event.key)
+        if len(finished) == 2:
+            raise Interrupted("enough")
+
+    with pytest.raises(Interrupted):
+        run(comparison, tmp_path / "run", stop)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    states = {(r["protocol"], r["budget"]): r["top1"] is None for r in summary["rows"]}
+    assert states[("standard", 0.5)] is False and states[("rbdc:1", 1.0)] is True
+    assert {line["missing"] for line in summary["lines"]} == {0, 1}
+    whole = run(comparison, tmp_path / "run")
+    straight = run(comparison, tmp_path / "straight")
+    assert [r["top1"] for r in whole["rows"]] == [r["top1"] for r in straight["rows"]]
+    assert all(line["missing"] == 0 for line in whole["lines"])
+
+
+def test_rates_are_tuned_for_each_protocol_alike(folder: Path, tmp_path: Path) -> None:
+    comparison = compared(
+        folder, protocols=("standard", "rbdc:1"), seeds=1, tune=(1e-4, 5e-3), tune_budget=0.5
+    )
+    summary = run(comparison, tmp_path / "run")
+    assert len(summary["tuning"]) == 4
+    assert {row["budget"] for row in summary["tuning"]} == {0.5}
+    for protocol in ("standard", "rbdc:1"):
+        tried = {r["lr"]: r["top1"] for r in summary["tuning"] if r["protocol"] == protocol}
+        used = {r["lr"] for r in summary["rows"] if r["protocol"] == protocol}
+        assert set(tried) == {1e-4, 5e-3}
+        assert used == {max(tried, key=lambda lr: tried[lr])}
+    assert summary["tuning_flops"] == pytest.approx(4 * 0.5, abs=0.3)
+
+
+def test_a_training_that_fails_is_missing_and_the_others_are_done(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = loop._Session._check_losses
+
+    def fail(session: Any) -> None:
+        if session.task.model.width == 0.5:
+            raise TrainingError("the loss is nan", "Try a lower learning rate.")
+        check(session)
+
+    monkeypatch.setattr(loop._Session, "_check_losses", fail)
+    with pytest.warns(UserWarning, match="a training failed, its result is missing"):
+        summary = run(compared(folder, seeds=1, budgets=(1.0,)), tmp_path / "run")
+    missing = {row["protocol"] for row in summary["rows"] if row["top1"] is None}
+    assert missing == {"rbdc:1", "net2net"}
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown": ({"protocols": ("standart",)}, "no protocol is called 'standart'"),
+    "option": ({"protocols": ("rbdc:two",)}, "rbdc got 'two'"),
+    "no option": ({"protocols": ("standard:2",)}, "standard takes no options"),
+    "ratio": ({"protocols": ("net2net:half",)}, "net2net got half"),
+    "twice": ({"protocols": ("rbdc:1", "rbdc:1")}, "protocols are rbdc:1, rbdc:1"),
+    "budget": ({"budgets": (0.0,)}, "budgets are"),
+    "not a number": ({"budgets": (float("nan"),)}, "budgets are"),
+    "seeds": ({"seeds": 0}, "seeds 0"),
+    "too many steps": ({"protocols": ("rbdc:4",)}, "rbdc:4 does not fit"),
+    "less than a step": (
+        {"budgets": (0.01,)},
+        "standard at budget 0.01 would train its target for 0.2 steps",
+    ),
+    "does not fit": (
+        {"protocols": ("net2net",), "model_kwargs": {**TINY[RESNET], "block_args": {"attn_layer": "se"}}},
+        "net2net does not fit",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "expected"), BAD.values(), ids=BAD)
+def test_mistakes_are_said_before_anything_runs(
+    asked: dict[str, Any], expected: str, folder: Path
+) -> None:
+    with pytest.raises(PlanError) as error:
+        compared(folder, **asked)
+    assert expected in error.value.problem and error.value.remedy
+
+
+@pytest.mark.parametrize("name", experiments())
+def test_the_papers_experiments_can_be_prepared(name: str) -> None:
+    for scale, data in (("small", None), ("paper", imagenet_outline())):
+        experiment = read_experiment(name, scale)  # type: ignore[arg-type]
+        assert "The paper" in experiment.head
+        for case in experiment.cases:
+            comparison = prepare_case(case, {}, data=data)
+            rows = comparison.planned_rows()
+            assert all(row["flops"] == pytest.approx(row["budget"], rel=0.03) for row in rows)
+            known = {f"{row['protocol']} {row['budget']:g}" for row in rows}
+            assert set(comparison.published) <= known
+            assert comparison.setting.transition == ("restart",)
+
+
+def test_the_growth_experiment_has_the_papers_epochs_and_numbers() -> None:
+    (case,) = read_experiment("growth", "paper").cases
+    comparison = prepare_case(case, {}, data=imagenet_outline())
+    rows = {row["protocol"]: row for row in comparison.planned_rows() if row["budget"] == 0.61}
+    assert [round(rows["rbdc:1"]["epochs"][level][0]) for level in ("1", "0")] == [22, 44]
+    assert [round(rows["rbdc:2"]["epochs"][level][0]) for level in "210"] == [10, 21, 42]
+    members, wide = rows["mixture-growth"]["epochs"]["1"], rows["mixture-growth"]["epochs"]["0"]
+    assert [round(count) for count in (*members, *wide)] == [89, 73, 14]  # 0.615 is 90, 74, 14
+    assert comparison.published["standard 1"] == 0.7779
+    assert comparison.published["rbdc:3 0.61"] == 0.7755
+
+
+def test_padding_takes_the_papers_narrow_epochs() -> None:
+    case = read_experiment("padding", "paper").cases[1]
+    comparison = prepare_case(case, {}, data=imagenet_outline())
+    epochs = [row["epochs"] for row in comparison.planned_rows() if row["protocol"] == "rbdc:1"]
+    for found, (narrow, wide) in zip(
+        epochs, [(50, 100), (75, 150), (100, 200), (300, 600)], strict=True
+    ):
+        assert found["1"] == pytest.approx([narrow] * 2) and found["0"] == pytest.approx([wide])

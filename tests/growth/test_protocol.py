@@ -1,0 +1,74 @@
+"""Protocols are found, parsed and documented; another one is another file."""
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import rbdc
+from rbdc.errors import PlanError
+from rbdc.growth import OneParent, Setting, parse_protocol, protocols
+from rbdc.growth.rbdc import Rbdc
+from rbdc.training import World, fit_to_data
+from rbdc.tree.execute import Workshop, execute, subtree_flops
+from rbdc.tree.store import Store
+from tests.support import QUICK, TINY, small_data, small_recipe
+
+PAGE = Path(__file__).parents[2] / "docs" / "compare.md"
+NAMES = ["standard", "rbdc", "net2net", "hypercloning", "gradmax", "firefly", "random",
+         "mixture-growth", "ensemble"]  # fmt: skip
+
+
+def test_every_file_with_a_protocol_is_found() -> None:
+    assert set(protocols()) == set(NAMES)
+    assert all(protocol.summary for protocol in protocols().values())
+
+
+def test_the_page_lists_every_protocol() -> None:
+    assert re.findall(r"^\| `([a-z0-9-]+)` \|", PAGE.read_text(), flags=re.MULTILINE) == NAMES
+
+
+def test_options_follow_a_colon() -> None:
+    assert parse_protocol("rbdc:2:carry") == Rbdc(steps=2, transition="carry")
+    assert parse_protocol(" rbdc:random:r=1.5") == Rbdc(off_diagonal="random", ratio=1.5)
+    paper, single, own = (
+        parse_protocol(f"net2net:{word}") for word in ("paper", "single-parent", "3")
+    )
+    assert isinstance(paper, OneParent) and isinstance(single, OneParent)
+    assert isinstance(own, OneParent) and own.ratio == 3
+    assert paper.ratio == pytest.approx(14 / 164) and single.ratio == pytest.approx(32.7 / 90)
+    with pytest.raises(PlanError, match="Did you mean net2net"):
+        parse_protocol("net2nett")
+
+
+@pytest.fixture
+def twins() -> Any:
+    """The page's example, as the module it would be."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    module = ModuleType("twins_of_the_page")
+    sys.modules[module.__name__] = module
+    exec(compile(code, "compare.md", "exec"), module.__dict__)
+    yield module
+    del sys.modules[module.__name__]
+
+
+def test_the_pages_example_works(twins: Any, tmp_path: Path) -> None:
+    data, recipe = small_data(), small_recipe()
+    spec = rbdc.ModelSpec(name="resnet18d", arguments=TINY["resnet18d"])
+    model = fit_to_data(spec, data, recipe)
+    setting = Setting(model=model, recipe=recipe, data=data, baseline_epochs=2.0)
+    protocol = twins.Twins()
+    protocol.check(setting)
+    trial = protocol.trial(setting, 1.0, seed=0)
+    shop = Workshop(store=Store(tmp_path / "jobs"), data=data, machine=QUICK, world=World())
+    results = [
+        execute(node.job, shop, observe=lambda _p: None, stopped=lambda: False)
+        for node in trial.nodes
+    ]
+    assert results[0]["top1"] == pytest.approx(results[1]["top1"])  # the wide one is its parent
+    spent = subtree_flops(trial.target.job, len(data.train), setting.counter)
+    whole = 3 * setting.baseline_cost * len(data.train)
+    assert spent == pytest.approx(whole, rel=0.1)
