@@ -185,6 +185,7 @@ def test_a_training_that_fails_is_missing_and_the_others_are_done(
     assert missing == {"rbdc:1", "net2net"}
 
 
+WITH_ATTENTION = {**TINY[RESNET], "block_args": {"attn_layer": "se"}}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": ({"protocols": ("standart",)}, "no protocol is called 'standart'"),
     "option": ({"protocols": ("rbdc:two",)}, "rbdc got 'two'"),
@@ -200,7 +201,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "standard at budget 0.01 would train its target for 0.2 steps",
     ),
     "does not fit": (
-        {"protocols": ("net2net",), "model_kwargs": {**TINY[RESNET], "block_args": {"attn_layer": "se"}}},
+        {"protocols": ("net2net",), "model_kwargs": WITH_ATTENTION},
         "net2net does not fit",
     ),
 }  # fmt: skip

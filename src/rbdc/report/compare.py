@@ -77,6 +77,14 @@ def epochs_of_levels(epochs: Mapping[str, Sequence[float]]) -> str:
     return " + ".join(parts)
 
 
+def short_epochs(epochs: Mapping[str, Sequence[float]]) -> str:
+    """'1.3 / 2.6 / 5.2': of one model of each level, or of all where they differ; leaves first."""
+    levels = [epochs[level] for level in sorted(epochs, key=int, reverse=True)]
+    return " / ".join(
+        "+".join(dict.fromkeys(f"{count:.3g}" for count in counts)) for counts in levels
+    )
+
+
 def cost_lines(
     trials: int, jobs: int, alone: float, shared: float, baseline_flops: float
 ) -> list[str]:
@@ -147,28 +155,29 @@ def save_comparison_plots(summary: Mapping[str, Any], folder: Path) -> list[Path
 
 def _draw_flops(summary: Mapping[str, Any], path: Path) -> None:
     protocols = _protocols(summary)
-    figure, axes = _figure(summary, rows=len(protocols))
-    budgets = sorted({line["budget"] for line in summary["lines"]})
+    figure, axes, below = _figure(summary, rows=len(protocols))
+    budgets = sorted(line["flops"] for line in summary["lines"])
+    margin = 0.12 + 0.08 * (budgets[-1] - budgets[0])
+    grey: Any = {"ha": "center", "va": "center", "fontsize": 8, "color": "0.35"}
     for number, protocol in enumerate(protocols):
         lines = _lines(summary, protocol)
-        _draw_line(axes, [line["flops"] for line in lines], lines, protocol, number)
-        height = -0.22 - 0.065 * number
-        axes.text(
-            -0.01, height, protocol, ha="right", va="center", fontsize=8,
-            color=_style(number)["color"], transform=axes.transAxes,
-        )  # fmt: skip
+        aside = 0.03 * margin * (number - (len(protocols) - 1) / 2)  # so that bars can be seen
+        _draw_line(axes, [line["flops"] + aside for line in lines], lines, protocol, number)
         for line in lines:
-            axes.text(
-                line["flops"], height, epochs_of_levels(line["epochs"]), ha="center", va="center",
-                fontsize=7, color="0.45", transform=axes.get_xaxis_transform(),
-            )  # fmt: skip
-    axes.set_xlabel("FLOPs of all models, relative to standard training; epochs of each level")
-    axes.set_xlim(min(budgets) - 0.12, max(budgets) + 0.12)
+            below.text(line["flops"], number, short_epochs(line["epochs"]), **grey)
+    below.set_yticks(range(len(protocols)), protocols, fontsize=8)
+    for number, label in enumerate(below.get_yticklabels()):
+        label.set_color(_style(number)["color"])
+    below.set_ylim(len(protocols) - 0.4, -0.6)
+    below.set_xlim(budgets[0] - margin, budgets[-1] + margin)
+    below.set_xlabel(
+        "FLOPs of all models, relative to standard training; in grey, epochs of one model a level"
+    )
     _finish(figure, axes, path)
 
 
 def _draw_time(summary: Mapping[str, Any], path: Path) -> None:
-    figure, axes = _figure(summary, rows=0)
+    figure, axes, _ = _figure(summary, rows=0)
     for number, protocol in enumerate(_protocols(summary)):
         lines = [line for line in _lines(summary, protocol) if line["seconds"] is not None]
         _draw_line(axes, [line["seconds"] / 60 for line in lines], lines, protocol, number)
@@ -176,21 +185,26 @@ def _draw_time(summary: Mapping[str, Any], path: Path) -> None:
     _finish(figure, axes, path)
 
 
-def _figure(summary: Mapping[str, Any], rows: int) -> tuple[Any, Any]:
+def _figure(summary: Mapping[str, Any], rows: int) -> tuple[Any, Any, Any]:
+    """A figure with room for the curves, and for so many rows of text below them."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.4 + 0.24 * rows), layout="constrained")
-    axes = figure.add_subplot()
+    table = 0.22 * rows
+    figure = Figure(figsize=(9, 4.4 + table), layout="constrained")
+    if rows:
+        axes, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, table])
+        below.spines[["top", "right", "bottom", "left"]].set_visible(False)
+        below.tick_params(length=0)
+        axes.tick_params(labelbottom=True)
+        below.tick_params(labelbottom=False)
+    else:
+        axes, below = figure.add_subplot(), None
     axes.set_ylabel("top-1 accuracy (%)")
-    model = summary["model"]
-    axes.set_title(
-        f"{model['name']}: protocols at equal FLOPs, mean and 95 % interval",
-        loc="left",
-        fontsize="medium",
-    )
+    title = f"{summary['model']['name']}: protocols at equal FLOPs, mean and 95 % interval"
+    axes.set_title(title, loc="left", fontsize="medium")
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    return figure, axes, below
 
 
 def _draw_line(
