@@ -55,3 +55,9 @@ def test_a_unit_of_attention_is_a_head_in_each_of_q_k_and_v() -> None:
 def test_a_model_with_unknown_units_is_refused_by_the_tensor_s_name() -> None:
     with pytest.raises(ModelError, match=r"layer1\.0\.se\.fc1\.weight"):
         units_of(ModelSpec(name="seresnet50", width=0.5))
+
+
+def test_layers_that_mix_neighbours_are_refused() -> None:
+    arguments = {"block_args": {"attn_layer": "eca"}}
+    with pytest.raises(ModelError, match="which mixes neighbouring channels"):
+        units_of(ModelSpec(name="resnet26d", width=0.5, arguments=arguments))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.layers import Attention, LayerScale, Mlp
+from timm.layers import Attention, EcaModule, LayerScale, Mlp
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
@@ -74,8 +74,8 @@ class Units:
 def units_of(narrow: ModelSpec) -> Units:
     """The groups of a model. One with layers that are not listed here is refused."""
     model: Any = build_meta(narrow)
-    wide = build_meta(narrow.scaled(2))
-    layout = layout_of(model, wide)
+    _check_mixing(model, narrow)
+    layout = layout_of(model, build_meta(narrow.scaled(2)))
     if isinstance(model, ResNet):
         places = dict(_resnet(model))
     elif isinstance(model, VisionTransformer):
@@ -104,6 +104,18 @@ def units_of(narrow: ModelSpec) -> Units:
         input_axes={name: layout[name].input_axis for name in state},
         layer_norm=isinstance(model, VisionTransformer),
     )
+
+
+def _check_mixing(model: nn.Module, spec: ModelSpec) -> None:
+    """Refuse layers that mix neighbouring channels without a weight for each: copies would get
+    other neighbours."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.GroupNorm | EcaModule):
+            raise ModelError(
+                f"{spec} has {name}, a {type(module).__name__}, which mixes neighbouring channels",
+                "Methods that copy or add single units cannot widen it; standard training, RBDC "
+                "and random can.",
+            )
 
 
 Place = tuple[Axis | None, Axis | None]  # what a layer gives, and what it takes
