@@ -21,9 +21,16 @@ def data() -> DataSet:
     return small_data()
 
 
-def rates(data: DataSet, *, anneal: bool = True, **settings: Any) -> list[float]:
-    task = small_task("resnet18d", data, epochs=10, lr=1.0, min_lr=0.1, **settings)
-    task = replace(task, anneal=anneal, warmup_epochs=2.0)
+def rates(
+    data: DataSet,
+    *,
+    anneal: bool = True,
+    epochs: float = 10,
+    schedule_epochs: float | None = None,
+    **settings: Any,
+) -> list[float]:
+    task = small_task("resnet18d", data, epochs=epochs, lr=1.0, min_lr=0.1, **settings)
+    task = replace(task, anneal=anneal, warmup_epochs=2.0, schedule_epochs=schedule_epochs)
     optimizer = make_optimizer(initial_weights(task).model, task.recipe)
     schedule = make_schedule(optimizer, task, 5)
     found = []
@@ -47,6 +54,16 @@ def test_without_annealing_the_rate_stays_at_its_peak(data: DataSet) -> None:
     assert found[10:] == [1.0] * 40 and found[0] < 0.1
 
 
+@pytest.mark.parametrize("sched", ["cosine", "poly", "step"])
+@pytest.mark.parametrize("epochs", [1.4, 7.2])
+def test_a_truncated_schedule_is_the_long_ones_beginning(
+    sched: str, epochs: float, data: DataSet
+) -> None:
+    long = rates(data, sched=sched, decay_epochs=3.0)
+    short = rates(data, sched=sched, decay_epochs=3.0, epochs=epochs, schedule_epochs=10)
+    assert short == long[: round(5 * epochs)]
+
+
 def test_steps(data: DataSet) -> None:
     found = rates(data, sched="step", decay_epochs=4.0, decay_rate=0.5)
     assert found[15] == 1.0 and found[20] == 0.5 and found[40] == 0.25
@@ -61,6 +78,24 @@ def test_no_decay_on_norms_biases_tokens_and_positions(data: DataSet) -> None:
         free = {names[id(p)] for g in groups if not g["weight_decay"] for p in g["params"]}
         expected = {name for name in names.values() if name.endswith("bias") or "norm" in name}
         assert free == {"cls_token", "pos_embed"} | (expected if decayed else set())
+
+
+@pytest.mark.parametrize("name", ["resnet18d", DEIT])
+@pytest.mark.parametrize("spared", [True, False])
+def test_templates_decay_and_coefficients_never_do(name: str, spared: bool, data: DataSet) -> None:
+    task = replace(small_task(name, data), templates=3)
+    model = initial_weights(task).model
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = make_optimizer(model, small_recipe(filter_bias_and_bn=spared)).param_groups
+    decayed = {names[id(p)]: bool(g["weight_decay"]) for g in groups for p in g["params"]}
+    assert decayed.keys() == set(names.values())
+    found = {True: 0, False: 0}
+    for part, is_decayed in decayed.items():
+        if ".parametrizations." in part:
+            assert is_decayed == (".original" in part), part
+            found[is_decayed] += 1
+    assert found[True] == 3 * found[False] > 0
+    assert name != DEIT or not (decayed["cls_token"] or decayed["pos_embed"])
 
 
 @pytest.mark.parametrize(("opt", "fused"), [("adamw", True), ("sgd", True), ("lamb", None)])

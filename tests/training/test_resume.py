@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -97,6 +99,21 @@ def test_in_memory(name: str, stops: tuple[int, ...], data: DataSet, tmp_path: P
         for which in ("straight", "stopped")
     )
     assert best == other
+
+
+@pytest.mark.parametrize("stops", [(1,), (3, 4), (5,)], ids=["first", "twice", "epoch"])
+@pytest.mark.parametrize("name", [RESNET, DEIT])
+def test_weights_of_templates(
+    name: str, stops: tuple[int, ...], data: DataSet, tmp_path: Path
+) -> None:
+    task = replace(small_task(name, data, drop_path=0.2, **RICH), templates=2, schedule_epochs=4.0)
+    straight = run(task, data, tmp_path / "straight")
+    assert any("0.coefficients" in key for key in straight.state.saved()[0])
+    assert_equal(straight, run(task, data, tmp_path / "stopped", *stops))
+    folders = [tmp_path / which / "best" for which in ("straight", "stopped")]
+    best, other = ((folder / "model.safetensors").read_bytes() for folder in folders)
+    assert best == other
+    timm.create_model(f"local-dir:{folders[0]}", pretrained=True)  # an ordinary model
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -19,6 +19,7 @@ from rbdc.coupling import set_class_names
 from rbdc.data import DataSet, EvaluationBatches, TrainingBatches
 from rbdc.errors import Interrupted, TrainingError
 from rbdc.models import export
+from rbdc.models.templates import folded
 from rbdc.recipes import Machine
 from rbdc.training.checkpoint import latest_checkpoint, save_checkpoint
 from rbdc.training.evaluation import Scores, evaluate
@@ -319,7 +320,7 @@ class _Session:
             model = self.state.best_model()
             last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
             model.load_state_dict(self.best_weights)
-            export(model, self.folder / BEST, force=True)
+            export(folded(model), self.folder / BEST, force=True)
             model.load_state_dict(last)
 
     def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

@@ -55,7 +55,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
 
 def make_schedule(optimizer: Optimizer, task: Task, steps_per_epoch: int) -> Scheduler:
     """timm's schedule, with time in updates: `step(update)` sets the rate of that update."""
-    recipe, total = task.recipe, task.steps(steps_per_epoch)
+    recipe, total = task.recipe, task.schedule_steps(steps_per_epoch)
     schedule, _ = create_scheduler_v2(
         optimizer,
         sched=recipe.sched if task.anneal else "step",

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rbdc.data import Batch, derive_seed
 from rbdc.models import build, build_empty
+from rbdc.models.templates import use_templates
 from rbdc.recipes import Machine
 from rbdc.training.objective import Objective
 from rbdc.training.optimizer import (
@@ -40,7 +41,11 @@ def initial_weights(task: Task) -> Start:
     """A leaf: the architecture's own initialisation, drawn from the task's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(task.seed, "weights"))
-        return Start(model=build(task.model))
+        return Start(model=_templated(build(task.model), task))
+
+
+def _templated(model: nn.Module, task: Task) -> nn.Module:
+    return use_templates(model, task.templates) if task.templates else model
 
 
 class State:
@@ -59,7 +64,8 @@ class State:
         """Without a start, the weights are whatever memory held: `restore` follows."""
         recipe = task.recipe
         self.task, self.device, self.world, self.step = task, device, world, 0
-        self.model = (start.model if start else build_empty(task.model)).to(device)
+        model = start.model if start else _templated(build_empty(task.model), task)
+        self.model = model.to(device)
         self.channels_last = machine.channels_last
         if self.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)

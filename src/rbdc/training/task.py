@@ -24,6 +24,10 @@ class Task:
     anneal: bool = True
     """Whether the learning rate follows the recipe's schedule to its end, or stays at its peak
     after warm-up, for a model that another training goes on with."""
+    schedule_epochs: float | None = None
+    """Length of the learning rate's schedule, where the training ends before it does."""
+    templates: int = 0
+    """Weights are mixtures of so many templates; 0: they are plain."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "model": self.model.to_json(), "recipe": self.recipe.to_json()}
@@ -31,6 +35,11 @@ class Task:
     def steps(self, steps_per_epoch: int) -> int:
         """Updates in all; an epoch may be a fraction."""
         return max(1, round(self.epochs * steps_per_epoch))
+
+    def schedule_steps(self, steps_per_epoch: int) -> int:
+        """Updates that the schedule of the learning rate is for."""
+        whole = self if self.schedule_epochs is None else replace(self, epochs=self.schedule_epochs)
+        return whole.steps(steps_per_epoch)
 
 
 def fit_to_data(spec: ModelSpec, data: DataSet, recipe: Recipe) -> ModelSpec:

@@ -15,6 +15,7 @@ from rbdc.budget import CounterName, forward_flops, training_flops
 from rbdc.data import DataSet, EvaluationBatches, TrainingBatches
 from rbdc.disk import write_text
 from rbdc.models import build_empty, export, load
+from rbdc.models.templates import folded
 from rbdc.recipes import Machine
 from rbdc.training import Progress, Start, Trained, World, evaluate, initial_weights, train
 from rbdc.training.checkpoint import read_state, write_state
@@ -112,9 +113,9 @@ def _result(shop: Workshop, trained: Trained, per_image: float) -> dict[str, Any
 def _keep(job: TrainJob, folder: Path, trained: Trained, result: dict[str, Any]) -> None:
     """The trained model; its average; what the method that widens it needs."""
     record = {"job": {"key": job.key, **job.content()}, "result": result}
-    export(trained.state.model, folder / MODEL, record=record, force=True)
+    export(folded(trained.state.model), folder / MODEL, record=record, force=True)
     if trained.state.averaged is not None:
-        export(trained.state.averaged, folder / AVERAGE, record=record, force=True)
+        export(folded(trained.state.averaged), folder / AVERAGE, record=record, force=True)
     if job.keeps:
         tensors, facts = trained.state.saved()
         kept = {"optimizer": ("optimizer/", facts["optimizer"]), "templates": ("model/", {})}
