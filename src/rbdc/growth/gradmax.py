@@ -1,0 +1,276 @@
+"""GradMax (Evci et al., ICLR 2022): new units that do nothing yet, and learn as fast as can be.
+
+A new unit has zero incoming weights, so the wide model computes what its parent did. Its outgoing
+weights w are free, and decide the gradient that its incoming weights get: that is M w times the
+activation's slope at 0, where M adds up, over images and positions, the input of the layer before
+times the gradient at the output of the layer behind. The top right singular vectors of M maximise
+it; each is scaled to `scale` times the mean norm of the outgoing weights that are there.
+
+What the paper leaves open:
+- A turn of singular vectors may be shorter than the new units are many (an MLP's is, always). Each
+  further turn is the first one rotated at random among itself: the gradients' norm over a turn
+  stays, and no two units are equal, which would stay equal for ever.
+- A new head attends as one that is there: it has a copy of its queries and keys, and zero values.
+  (With zero queries and keys neither would ever get a gradient.) M is that head's own, of the input
+  as it mixes it; every channel of the head has its own singular vector.
+- Streams grow by the same rule: all that writes to their new half is zero. Who reads it, and there
+  are many, has random columns of that scaled norm: a best choice is defined for one reader only.
+- Zeros would change a layer norm's statistics. But it does not see the mean of its input: so that
+  is taken out of all that writes to the stream, which is then scaled by sqrt 2, and the norm's
+  weight by its inverse. The new half then changes neither mean nor variance, and the model is
+  exact, `eps` included.
+- A ReLU's slope at exactly 0 is 0 in torch: new channels of a batch norm have a tiny bias above.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from math import sqrt
+from typing import Any, ClassVar
+
+import torch
+from timm.layers import Attention, LayerScale
+from torch import Tensor, nn
+from torch.nn.functional import normalize, scaled_dot_product_attention
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+from rbdc.coupling import class_names, set_class_names
+from rbdc.data import Batch
+from rbdc.errors import ModelError
+from rbdc.growth.protocol import OneParent
+from rbdc.growth.units import Inner, Units, units_of
+from rbdc.models import ModelSpec, build_empty, build_meta
+from rbdc.models.coupled import noise_image
+from rbdc.tree.method import Grown, Lab, Method, Parent
+
+SPARK = 1e-6  # what lets a ReLU pass its gradient: far from seen in the logits, and no zero in fp16
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradMax(Method):
+    """Preserves its parent's function, batch norms in eval mode, and maximises new gradients."""
+
+    name: ClassVar[str] = "gradmax"
+    # Rather too much than too little: the parent's pass and its matrices M are 0.26 (DeiT) to 0.54
+    # (ResNet-18D) of the wide model's step.
+    cost: ClassVar[float] = 1.0
+    scale: float = 0.5
+    """Norm of new outgoing weights, relative to the mean of those that are there."""
+    norm_weight: float = 1.0
+    """Of new channels of a batch norm, their variance such that it is the identity. In training
+    the norm blows up whatever leaves zero: at 1, the paper's, the loss leaps at the second step and
+    comes down later; at 0.1 it hardly leaps, and new units learn more slowly."""
+
+    def check(self, narrow: ModelSpec, wide: ModelSpec) -> None:
+        for path, module in _obstacles(build_meta(narrow), units_of(narrow)):
+            raise ModelError(
+                f"GradMax would change what {wide} computes: its {path} is {type(module).__name__}",
+                "It takes ResNets with batch norm, and transformers whose blocks have layer norm.",
+            )
+
+    def grow(self, parents: Sequence[Parent], wide: ModelSpec, lab: Lab) -> Grown:
+        parent, units = parents[0].model, units_of(wide.scaled(0.5))
+        model = _without_layer_scale(copy.deepcopy(parent).eval())
+        matrices = matrices_of(model.to(lab.device), units.inner, lab)
+        draw = torch.Generator().manual_seed(lab.seed)
+        best = {}
+        for pair in units.inner:
+            group, own = units.groups[pair.group], matrices[pair.group].cpu()
+            count = group.units * group.channels // len(own)
+            best[f"{pair.second}.weight"] = torch.cat([directions(m, count, draw) for m in own])
+        into = build_empty(wide)
+        into.load_state_dict(self._widened(model.cpu(), units, best, draw))
+        set_class_names(into, class_names(parent))
+        with torch.no_grad():
+            before, after = (net.eval()(noise_image(net)) for net in (model, into))
+        error = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
+        return Grown(model=into, record={"proof_error": error})
+
+    @torch.no_grad()
+    def _widened(
+        self, model: nn.Module, units: Units, best: Mapping[str, Tensor], draw: torch.Generator
+    ) -> dict[str, Tensor]:
+        """The parent's tensors with new units beside the old: columns first, then rows."""
+        result = {}
+        for name, tensor in model.state_dict().items():
+            path, _, attribute = name.rpartition(".")
+            module, input_axis = model.get_submodule(path), units.input_axes[name]
+            axes = [(number, axis) for number, axis in enumerate(units.axes[name]) if axis]
+            for number, axis in axes:
+                if units.layer_norm and axis.group == "stream" and number != input_axis:
+                    tensor = _half_of_stream(module, tensor, number, attribute)
+            for number, axis in reversed(axes):
+                if number == input_axis:
+                    new = _outgoing(tensor, self.scale, best.get(name), draw)
+                else:
+                    new = self._incoming(module, path, tensor, attribute)
+                pairs = zip(
+                    *(half.chunk(axis.parts, number) for half in (tensor, new)), strict=True
+                )
+                tensor = torch.cat([part for pair in pairs for part in pair], number)
+            result[name] = tensor
+        return result
+
+    def _incoming(self, module: nn.Module, path: str, tensor: Tensor, attribute: str) -> Tensor:
+        """Of as many new units as there are: zero, and norms the identity."""
+        if isinstance(module, nn.BatchNorm2d):
+            ready = {
+                "weight": self.norm_weight,
+                "running_var": self.norm_weight**2 - module.eps,
+                "bias": SPARK,
+            }
+            return torch.full_like(tensor, ready.get(attribute, 0.0))
+        if isinstance(module, nn.LayerNorm) and attribute == "weight":
+            return torch.full_like(tensor, 1 / sqrt(2))
+        if isinstance(module, LayerScale):
+            return torch.ones_like(tensor)
+        if path.endswith(".qkv"):
+            query, key, value = tensor.chunk(3)
+            return torch.cat([query, key, torch.zeros_like(value)])
+        return torch.zeros_like(tensor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradMaxProtocol(OneParent):
+    name: ClassVar[str] = "gradmax"
+    summary: ClassVar[str] = "zero units whose outgoing weights maximise their gradients (GradMax)"
+    search: ClassVar[float] = 0.002
+
+    def method(self) -> GradMax:
+        return GradMax()
+
+
+def directions(matrix: Tensor, count: int, draw: torch.Generator) -> Tensor:
+    """Unit rows w for which the norms |M w| are the largest, for orthogonal ones; turn by turn."""
+    _left, strengths, right = torch.linalg.svd(matrix, full_matrices=False)
+    negligible = strengths[0] * max(matrix.shape) * torch.finfo(matrix.dtype).eps
+    rank = int((strengths > negligible).sum())
+    turn = right[:rank] if rank else _rotation(matrix.shape[1], draw)  # no gradient: any will do
+    further = (_rotation(len(turn), draw) @ turn for _ in range((count - 1) // len(turn)))
+    return torch.cat([turn, *further])[:count]
+
+
+def _rotation(size: int, draw: torch.Generator) -> Tensor:
+    result: Tensor = torch.linalg.qr(torch.randn(size, size, generator=draw)).Q
+    return result
+
+
+def matrices_of(model: nn.Module, inner: Sequence[Inner], lab: Lab) -> Mapping[str, Tensor]:
+    """M of each group, summed over the batches: one for each head, or one. Norms are frozen."""
+    total: dict[str, Tensor] = {}
+    for batch in lab.batches():
+        for pair, one in zip(inner, _of_batch(model, inner, lab, batch), strict=True):
+            total[pair.group] = total[pair.group] + one if pair.group in total else one
+    assert total, "GradMax needs a batch to look at"
+    return total
+
+
+def _of_batch(model: nn.Module, inner: Sequence[Inner], lab: Lab, batch: Batch) -> list[Tensor]:
+    taken: dict[str, Tensor] = {}
+    given: dict[str, Tensor] = {}
+
+    def note(path: str, _module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        taken[path], given[path] = inputs[0].detach(), output
+
+    hooks = [
+        model.get_submodule(path).register_forward_hook(partial(note, path))
+        for path in {path for pair in inner for path in (pair.first, pair.second)}
+    ]
+    try:
+        loss = lab.loss(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    deltas = torch.autograd.grad(loss, [given[pair.second] for pair in inner])
+    result = []
+    with torch.no_grad():
+        for pair, delta in zip(inner, deltas, strict=True):
+            first, second = (model.get_submodule(path) for path in (pair.first, pair.second))
+            owner, x = model.get_submodule(pair.first.rpartition(".")[0]), taken[pair.first]
+            if isinstance(first, nn.Conv2d) and isinstance(second, nn.Conv2d):
+                result.append(_of_convolutions(first, second, x, delta, taken[pair.second].shape))
+            else:
+                mixed = _mixed(owner, x) if isinstance(owner, Attention) else x[:, None]
+                result.append(torch.einsum("bh...i,b...o->hio", mixed, delta))
+    return result
+
+
+def _mixed(attention: Any, x: Tensor) -> Tensor:
+    """The input as each head mixes its tokens: (batch, heads, tokens, channels)."""
+    packed = attention.qkv(x).unflatten(-1, (3, attention.num_heads, attention.head_dim))
+    query, key, _value = packed.permute(2, 0, 3, 1, 4)
+    query, key = attention.q_norm(query), attention.k_norm(key)
+    values = x[:, None].expand(-1, attention.num_heads, -1, -1)
+    return scaled_dot_product_attention(query, key, values)
+
+
+def _of_convolutions(
+    first: nn.Conv2d, second: nn.Conv2d, x: Tensor, delta: Tensor, hidden: torch.Size
+) -> Tensor:
+    """M of a pair: (in, place in the first kernel) by (out, place in the second).
+
+    The paper's auxiliary kernel is the sum of both and sees what lies around the hidden map, where
+    the second layer has its padding. So take a column of M for what it is, the gradient of a unit
+    with a single outgoing weight of 1: that is exact at borders too.
+    """
+    out, height, width = delta.shape[1], *second.kernel_size
+    size = (out, first.in_channels, *first.kernel_size)
+    columns = []
+    for row, column in product(range(height), range(width)):
+        kernel = delta.new_zeros(out, 1, height, width)
+        kernel[:, 0, row, column] = 1
+        behind = (second.stride, second.padding, second.dilation, out)
+        reaching = conv2d_input((hidden[0], out, *hidden[2:]), kernel, delta, *behind)
+        before = (first.stride, first.padding, first.dilation)
+        columns.append(conv2d_weight(x, size, reaching, *before).flatten(1))
+    return torch.stack(columns, dim=1).flatten(0, 1).T[None]
+
+
+def _without_layer_scale(model: Any) -> Any:
+    """The same function, with every LayerScale folded into the layer before: it acts on single
+    channels of the stream, from which the mean over channels could not be taken otherwise."""
+    for block in getattr(model, "blocks", ()):
+        for layer, scale in ((block.attn.proj, block.ls1), (block.mlp.fc2, block.ls2)):
+            if isinstance(scale, LayerScale):
+                with torch.no_grad():
+                    for tensor in layer.parameters():
+                        tensor.mul_(scale.gamma.view(-1, *[1] * (tensor.ndim - 1)))
+                    scale.gamma.fill_(1)
+    return model
+
+
+def _half_of_stream(module: nn.Module, tensor: Tensor, axis: int, attribute: str) -> Tensor:
+    """A tensor on a stream of layer norms, made for one whose other half is zero."""
+    if isinstance(module, nn.LayerNorm):
+        return tensor / sqrt(2) if attribute == "weight" else tensor
+    if isinstance(module, LayerScale):
+        return tensor
+    return (tensor - tensor.mean(axis, keepdim=True)) * sqrt(2)
+
+
+def _outgoing(
+    weight: Tensor, scale: float, vectors: Tensor | None, draw: torch.Generator
+) -> Tensor:
+    """The columns of as many new units as there are, in these directions or random ones."""
+    columns = weight.transpose(0, 1)
+    if vectors is None:
+        vectors = normalize(torch.randn(columns.flatten(1).shape, generator=draw))
+    norm = scale * columns.flatten(1).norm(dim=1).mean()
+    result: Tensor = (norm * vectors).view(columns.shape).transpose(0, 1)
+    return result
+
+
+def _obstacles(model: nn.Module, units: Units) -> Iterator[tuple[str, nn.Module]]:
+    """What a zero unit would not pass as zero, or what is not linear between two layers."""
+    known = (nn.Linear, nn.Conv2d, LayerScale, nn.LayerNorm if units.layer_norm else nn.BatchNorm2d)
+    for name, axes in units.axes.items():
+        path = name.rpartition(".")[0]
+        module = model.get_submodule(path)
+        if path and any(axes) and (path == "norm_pre" or not isinstance(module, known)):
+            yield path, module
+    for path, module in model.named_modules():
+        between = getattr(module, "aa", None)  # a ResNet's anti-aliasing
+        if isinstance(between, nn.Module) and not isinstance(between, nn.Identity):
+            yield f"{path}.aa", between
