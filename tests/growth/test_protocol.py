@@ -33,6 +33,7 @@ def test_the_page_lists_every_protocol() -> None:
 
 def test_options_follow_a_colon() -> None:
     assert parse_protocol("rbdc:2:carry") == Rbdc(steps=2, transition="carry")
+    assert parse_protocol("rbdc:lr=1.4") == Rbdc(narrow_lr=1.4)
     assert parse_protocol(" rbdc:random:r=1.5") == Rbdc(off_diagonal="random", ratio=1.5)
     paper, single, own = (
         parse_protocol(f"net2net:{word}") for word in ("paper", "single-parent", "3")

@@ -83,6 +83,13 @@ def test_a_transition_a_level_from_the_leaves_up(data: DataSet) -> None:
         tree_of(data, transition=("carry",) * 3)
 
 
+def test_narrow_models_may_have_a_rate_of_their_own(data: DataSet) -> None:
+    jobs = trainings(tree_of(data, narrow_lr=1.5))
+    rates = [jobs[name].task.recipe.learning_rate for name in ("target", "1.0", "1.1", "2.3")]
+    assert rates == pytest.approx([1e-3, 1.5e-3, 1.5e-3, 2.25e-3])
+    assert jobs["target"].task.recipe == small_recipe()
+
+
 def test_no_steps_is_standard_training(data: DataSet) -> None:
     tree = tree_of(data, steps=0)
     assert [node.name for node in tree.nodes] == ["target"]

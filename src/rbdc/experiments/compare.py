@@ -163,6 +163,7 @@ class Comparison:
                 "counter": setting.counter,
                 "transition": list(setting.transition),
                 "carry_warmup_epochs": setting.carry_warmup_epochs,
+                "narrow_lr": setting.narrow_lr,
             }
         }
         return dict(json.loads(json.dumps(content)))
@@ -338,6 +339,7 @@ def prepare_comparison(
         counter=request.counter,
         transition=request.transition,
         carry_warmup_epochs=request.carry_warmup_epochs,
+        narrow_lr=request.narrow_lr,
         allow_inexact=request.allow_inexact,
     )
     protocols = {text: parse_protocol(text) for text in asked.protocols}

@@ -39,6 +39,8 @@ class Setting:
     counter: CounterName = "fvcore+sdpa"
     transition: tuple[TransitionName, ...] = ("restart",)
     carry_warmup_epochs: float = 1.0
+    narrow_lr: float = 1.0
+    """RBDC's: of a narrow model, over that of a model of twice its width."""
     allow_inexact: bool = False
 
     def forward_flops(self, width: float = 1.0) -> int:

@@ -18,13 +18,16 @@ class Rbdc(Protocol):
     name: ClassVar[str] = "rbdc"
     summary: ClassVar[str] = "2^S narrow models, coupled in pairs and trained on, S times"
     words: ClassVar[str] = (
-        "the number of steps; restart or carry; random for random off-diagonal blocks; r=RATIO"
+        "the number of steps; restart or carry; random for random off-diagonal blocks; r=RATIO; "
+        "lr=FACTOR for narrow models' learning rate over that of twice their width"
     )
     steps: int = 1
     transition: TransitionName | None = None
     """By default the setting's."""
     off_diagonal: OffDiagonal = "zero"
     ratio: float | None = None
+    """By default the setting's."""
+    narrow_lr: float | None = None
     """By default the setting's."""
 
     @classmethod
@@ -37,6 +40,8 @@ class Rbdc(Protocol):
                 options["off_diagonal"] = "random"
             elif word.startswith("r="):
                 options["ratio"] = _number(cls, word, word.removeprefix("r="))
+            elif word.startswith("lr="):
+                options["narrow_lr"] = _number(cls, word, word.removeprefix("lr="))
             else:
                 options["steps"] = int(_number(cls, word, word if word.isdigit() else ""))
         return cls(**options)
@@ -52,6 +57,7 @@ class Rbdc(Protocol):
             seed=seed,
             transition=(self.transition,) if self.transition else setting.transition,
             carry_warmup_epochs=setting.carry_warmup_epochs,
+            narrow_lr=self.narrow_lr if self.narrow_lr is not None else setting.narrow_lr,
             allow_inexact=setting.allow_inexact,
             off_diagonal=self.off_diagonal,
         )

@@ -59,6 +59,8 @@ class Request:
     the leaves up"""
     carry_warmup_epochs: float = 1.0
     """warm-up after a coupling that carries"""
+    narrow_lr: float = 1.0
+    """learning rate of a narrow model over that of a model of twice its width"""
     with_baseline: bool = False
     """train the target in the standard way as well, for the same FLOPs"""
     allow_inexact: bool = False
@@ -68,6 +70,7 @@ class Request:
         settle_types(self)
         check_range(self, ("carry_warmup_epochs",), at_least=0)
         check_range(self, ("img_size",), at_least=1)
+        check_range(self, ("narrow_lr",), above=0)
         if not 0 <= self.seed < 2**63:
             raise RecipeError(f"seed is {self.seed}", "Use a whole number from 0 to 2**63 - 1.")
 

@@ -1,7 +1,7 @@
 """The tree of a plan: which jobs there are, and each one's place."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rbdc.budget import Plan
 from rbdc.coupling import OffDiagonal
@@ -47,6 +47,7 @@ def grow_tree(
     seed: int = 0,
     transition: tuple[TransitionName, ...] = ("restart",),
     carry_warmup_epochs: float = 1.0,
+    narrow_lr: float = 1.0,
     with_baseline: bool = False,
     teacher: str | None = None,
     allow_inexact: bool = False,
@@ -55,6 +56,7 @@ def grow_tree(
     """The jobs of a plan: 2^S leaves from distinct seeds, couplings, trainings, the target.
 
     A seed follows from the place in the tree, so siblings always differ and a run can be repeated.
+    `narrow_lr` is the learning rate of a level over that of the next wider one.
     """
     steps = [
         Coupling(transition=name, off_diagonal=off_diagonal, allow_inexact=allow_inexact)
@@ -65,6 +67,8 @@ def grow_tree(
     for stage in plan.stages:  # leaves first
         into = steps[plan.steps - stage.level - 1] if stage.level < plan.steps else None
         out_of = steps[plan.steps - stage.level] if stage.level else None
+        rate = recipe.learning_rate * narrow_lr**stage.level
+        own = replace(recipe, lr=rate) if rate != recipe.learning_rate else recipe
         here: list[TrainJob] = []
         for index in range(stage.models):
             name = f"{stage.level}.{index}" if stage.level else "target"
@@ -80,7 +84,7 @@ def grow_tree(
             job = TrainJob(
                 task=Task(
                     model=plan.spec(stage),
-                    recipe=recipe,
+                    recipe=own,
                     epochs=stage.epochs,
                     seed=derive_seed(seed, "node", stage.level, index),
                     warmup_epochs=(

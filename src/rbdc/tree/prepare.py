@@ -145,6 +145,7 @@ def prepare(request: Request, recipe: Recipe, world: World | None = None) -> Pre
         seed=request.seed,
         transition=request.transition,
         carry_warmup_epochs=request.carry_warmup_epochs,
+        narrow_lr=request.narrow_lr,
         with_baseline=request.with_baseline,
         teacher=teacher.sha256 if teacher else None,
         allow_inexact=request.allow_inexact,
