@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from rbdc.coupling import CouplingProof, couple, verify_coupling
     from rbdc.data import DataSet, open_data
     from rbdc.errors import RbdcError
+    from rbdc.experiments.compare import Asked, compare
     from rbdc.models import ModelSpec, build, export, load, spec_of
     from rbdc.recipes import Machine, Recipe, Request
     from rbdc.tree.prepare import Prepared, prepare, train
@@ -37,8 +38,11 @@ _HOME = {
     "Prepared": "tree.prepare",
     "prepare": "tree.prepare",
     "train": "tree.prepare",
+    "Asked": "experiments.compare",
+    "compare": "experiments.compare",
 }
 __all__ = [
+    "Asked",
     "CouplingProof",
     "DataSet",
     "Machine",
@@ -50,6 +54,7 @@ __all__ = [
     "Request",
     "Stage",
     "build",
+    "compare",
     "count_flops",
     "couple",
     "export",

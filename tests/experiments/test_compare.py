@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import rbdc
 from rbdc.errors import Interrupted, PlanError, RunError, TrainingError
 from rbdc.experiments.compare import Asked, Comparison, prepare_comparison, unique
 from rbdc.experiments.reproduce import (
@@ -80,6 +81,24 @@ def test_results_are_written_for_people_and_programs(done: tuple[Path, dict[str,
     assert (output / lines[0]["target"] / "model" / "model.safetensors").exists()
     pictures = save_comparison_plots(summary, output)
     assert all(path.stat().st_size > 5000 for path in pictures)
+
+
+def test_the_same_in_a_call(folder: Path, done: tuple[Path, dict[str, Any]]) -> None:
+    """On the same folder with the same settings nothing is left to do."""
+    recipe = small_recipe()
+    fields = {key: value for key, value in recipe.to_json().items() if value is not None}
+    given = {"model": RESNET, "model_kwargs": TINY[RESNET], "data": str(folder), "in_memory": True}
+    started: list[Event] = []
+    summary = rbdc.compare(
+        done[0],
+        asked=rbdc.Asked(protocols=("standard", "rbdc:1", "net2net"), seeds=2),
+        machine=QUICK,
+        watch=lambda event: started.append(event) if event.kind == "started" else None,
+        transition=("restart",),
+        baseline_epochs=4.0,
+        **{**fields, **given, "scale": None, "mean": None, "std": None},
+    )
+    assert not started and summary["rows"] == done[1]["rows"]
 
 
 def test_the_table_says_it_all(done: tuple[Path, dict[str, Any]]) -> None:

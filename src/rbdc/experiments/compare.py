@@ -19,7 +19,7 @@ from rbdc.errors import PlanError, RbdcError, TrainingError
 from rbdc.experiments.statistics import STANDARD, flops_to_reach, plain, summarize
 from rbdc.growth import Protocol, Setting, Trial, parse_protocol
 from rbdc.models import family
-from rbdc.recipes import Machine, Recipe, Request
+from rbdc.recipes import Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World
 from rbdc.tree.engine import Engine, Watcher
 from rbdc.tree.execute import Workshop, own_flops, subtree_flops
@@ -319,6 +319,26 @@ class Comparison:
 def unique(entries: Sequence[Entry]) -> list[Node]:
     """The jobs of all entries, each once, parents first."""
     return list({node.job.key: node for entry in entries for node in entry.nodes}.values())
+
+
+def compare(
+    output: str | Path,
+    *,
+    recipe: str = "demo",
+    machine: Machine | None = None,
+    jobs: int | None = None,
+    watch: Watcher = lambda _event: None,
+    asked: Asked | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Compare protocols, as `rbdc compare` does, and return the summary.
+
+    `compare("runs/c", asked=Asked(protocols=("standard", "rbdc:2"), seeds=5), lr=0.005)`;
+    `settings` override the recipe's. The same call goes on with what was stopped.
+    """
+    chosen = split_settings(read_recipe(recipe), settings)
+    comparison = prepare_comparison(*chosen, asked or Asked())
+    return comparison.run(Path(output), machine=machine or Machine(), watch=watch, jobs=jobs)
 
 
 def prepare_comparison(
