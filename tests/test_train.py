@@ -161,8 +161,7 @@ def test_killed_and_stopped_side_by_side(
         start_new_session=True,
     ) as process:
         assert process.stdout and process.stderr
-        while "output" not in process.stdout.readline():
-            pass
+        assert any("output" in line for line in process.stdout), process.stderr.read()
         while len(children(process.pid)) < 4 and process.poll() is None:
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGUSR1)  # as systemd, Slurm and `timeout` do: to everyone

@@ -218,7 +218,14 @@ def _run_comparison(
         return
     try:
         with LiveRun(nodes, comparison.work(nodes), console) as live:
-            comparison.run(output, machine=machine, watch=live, jobs=options.jobs, world=world)
+            comparison.run(
+                output,
+                machine=machine,
+                watch=live,
+                jobs=options.jobs,
+                world=world,
+                announce=lambda nodes: live.expect(nodes, comparison.work(nodes)),
+            )
     finally:  # stopped or not: the table of what there is
         summary = read_summary(output)
         if summary and world.is_main:

@@ -99,7 +99,7 @@ def test_two_processes_train_the_model_of_one(folder: Path, together: Path, tmp_
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=2e-3, atol=2e-5)
     moved = load_file(
-        next((tmp_path / "one" / "jobs").glob("coupled*")) / "start" / "state.safetensors"
+        next((tmp_path / "one" / "jobs").glob("coupling*")) / "start" / "state.safetensors"
     )
     assert any(not torch.equal(moved[f"model/{name}"], tensor) for name, tensor in one.items())
 

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -203,8 +203,11 @@ class Comparison:
         jobs: int | None = None,
         engine: Engine | None = None,
         world: World | None = None,
+        announce: Callable[[Sequence[Node]], None] = lambda _nodes: None,
     ) -> dict[str, Any]:
         """Run it in `output`, or go on with it there; the summary.
+
+        `announce` is told which jobs come: with tuning twice, because rates follow from results.
 
         Trainings that fail (a loss that is not finite) are missing from the summary, with the
         others done all the same.
@@ -212,9 +215,11 @@ class Comparison:
         shop = self._shop(output, machine, world)
 
         def run(entries: Sequence[Entry]) -> None:
+            nodes = unique(entries)
+            announce(nodes)
             try:
                 run_nodes(
-                    unique(entries),
+                    nodes,
                     shop,
                     output,
                     request=self.record(),

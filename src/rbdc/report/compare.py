@@ -145,7 +145,9 @@ def _reached(found: Mapping[str, Any]) -> str:
 
 def save_comparison_plots(summary: Mapping[str, Any], folder: Path) -> list[Path]:
     """Accuracy against FLOPs, and against time: PNG to look at, SVG to print."""
-    pictures = []
+    pictures: list[Path] = []
+    if not _protocols(summary):
+        return pictures
     for name, draw in (("accuracy-flops", _draw_flops), ("accuracy-time", _draw_time)):
         for end in ("png", "svg"):
             pictures.append(folder / f"{name}.{end}")

@@ -21,12 +21,8 @@ class LiveRun:
     def __init__(
         self, nodes: Sequence[Node], work: Mapping[str, float], console: Console | None = None
     ) -> None:
-        """`work` is the FLOPs of each job."""
         self.console = console or Console()
-        self.nodes = {node.job.key: node for node in nodes}
-        self.work = {
-            node.job.key: work[node.job.key] for node in nodes if isinstance(node.job, TrainJob)
-        }
+        self.expect(nodes, work)
         self.done: dict[str, float] = {}  # share of each training
         self.began: float | None = None  # when the first step was told of
         self.found = 0.0  # FLOPs of what was already trained
@@ -43,6 +39,13 @@ class LiveRun:
             expand=True,
             disable=not self.rich,
         )
+
+    def expect(self, nodes: Sequence[Node], work: Mapping[str, float]) -> None:
+        """These jobs and no others; `work` is the FLOPs of each."""
+        self.nodes = {node.job.key: node for node in nodes}
+        self.work = {
+            node.job.key: work[node.job.key] for node in nodes if isinstance(node.job, TrainJob)
+        }
 
     def __enter__(self) -> Self:
         self.progress.start()
