@@ -30,6 +30,8 @@ class Case:
     name: str
     recipe: str
     settings: Mapping[str, Any]
+    with_data: Mapping[str, Any] = field(default_factory=dict)
+    """Settings where data is given: small colour images in folders, such as CIFAR-10's."""
     protocols: tuple[str, ...]
     seeds: int
     budgets: tuple[float, ...] = ()
@@ -78,7 +80,7 @@ def prepare_case(
     data: DataSet | None = None,
 ) -> Comparison:
     """The comparison of a case. `given` are settings that go before the file's, data for one."""
-    settings = {**case.settings, **given}
+    settings = {**case.settings, **(case.with_data if "data" in given else {}), **given}
     request, recipe = split_settings(read_recipe(case.recipe), settings)
     asked = Asked(
         protocols=case.protocols,

@@ -73,7 +73,10 @@ def image_format(spec: ModelSpec, recipe: Recipe, data: DataSet) -> ImageFormat:
         )
     whole = isinstance(data.train, ImageSet)  # small images are shown whole
     crop_pct = recipe.crop_pct or (1.0 if whole else config["crop_pct"])
-    mean, std = recipe.mean or tuple(config["mean"]), recipe.std or tuple(config["std"])
+    mean, std = (  # one value stands for all channels
+        value * channels if len(value) == 1 else value
+        for value in (recipe.mean or tuple(config["mean"]), recipe.std or tuple(config["std"]))
+    )
     for name, values in (("mean", mean), ("std", std)):
         if len(values) != channels:
             raise DataError(
