@@ -145,7 +145,7 @@ def test_killed_and_stopped_side_by_side(
             time.sleep(0.02)
         workers = children(process.pid)
         process.kill()
-    assert len(workers) == 4  # two workers, their server, and multiprocessing's tracker
+    assert len(workers) >= 4  # two workers, their server, multiprocessing's tracker; decoders
     while any(alive(worker) for worker in workers):
         time.sleep(0.05)
 

@@ -6,6 +6,7 @@ batch with its reverse: so the shares of many processes are mixed as the whole b
 """
 
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -309,6 +310,9 @@ def _loader(samples: _Samples, tokens: Iterator[list[Token]], workers: int) -> I
         collate_fn=_as_it_is,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # else the loader would draw from the global one
+        # Forked workers start at once and see when their parent was killed. A server's do neither,
+        # and would be the default in a training that a server started itself.
+        multiprocessing_context="fork" if sys.platform == "linux" else None,
     )
     before = signal.getsignal(signal.SIGCHLD)
     batches = iter(loader)
