@@ -37,7 +37,7 @@ def test_tuned_stopped_and_gone_on_with(
     """A signal in the middle leaves the table of what there is, and 75; then it ends."""
     output = tmp_path / "run"
     words = command(
-        folder, output, "--protocols=standard,rbdc:1", "--budgets=1.0", "--tune=0.0005,0.002"
+        folder, output, "--protocols=gradmax,rbdc:1", "--budgets=1.0", "--tune=0.0005,0.002"
     )
     with subprocess.Popen(
         [sys.executable, "-m", "rbdc.cli", *words], stdout=subprocess.PIPE, text=True
@@ -52,7 +52,7 @@ def test_tuned_stopped_and_gone_on_with(
     assert "missing" in rest and "learning rates tuned" in rest
     assert main(words) == 0
     text = capfd.readouterr().out
-    assert "6 trials of 15 jobs" in text
+    assert "6 trials of 21 jobs" in text
     assert "already trained" in text and "missing" not in text
     assert "picture" in text and (output / "accuracy-flops.svg").exists()
     assert main(["status", str(output)]) == 0

@@ -177,7 +177,7 @@ def test_killed_and_stopped_side_by_side(
 BAD = {
     "recipe": (["--recipe=diet"], "Did you mean deit"),
     "unknown option": (["--learning-rate=1"], "learning"),
-    "type": (["--lr=fast"], "lr"),
+    "type": (["--lr=fast"], "--lr got fast, expected a number or null"),
     "range": (["--smoothing=2"], "smoothing is 2, expected at least 0 and at most 1"),
     "choice": (["--sched=cosin"], "sched"),
     "transition": (["--transition=carrry"], "transition"),
@@ -185,6 +185,7 @@ BAD = {
     "device": (["--device=abacus"], "the device 'abacus' cannot be used"),
     "list": (["--mean", "a"], "mean"),
     "optimizer": (["--opt=adamm"], "Did you mean"),
+    "augmentation": (["--aa=rand-q9"], "timm cannot read the augmentation 'rand-q9'"),
     "keep": (["--keep=0"], "keep is 0"),
     "spending twice": (["--budget=1"], "Give exactly one"),
     "jobs": (["--jobs=0"], "jobs is 0"),

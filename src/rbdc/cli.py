@@ -28,6 +28,8 @@ from rbdc.recipes import Machine, Recipe, Request, read_recipe, split_settings
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    if "RANK" in os.environ:  # DDP is told to look for unused parameters, and would complain
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         parsed = make_parser(__version__).parse_args(
             list(sys.argv[1:] if arguments is None else arguments)
@@ -42,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         command[parsed.subcommand](parsed[parsed.subcommand])
     except Interrupted as interruption:
-        print(f"{interruption}; saved. The same command goes on from there.", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # under torchrun one says it for all
+            print(f"{interruption}; saved. The same command goes on from there.", file=sys.stderr)
         return 75  # EX_TEMPFAIL: try again later
     except RbdcError as error:
         print(f"error: {error.problem}\n{error.remedy}", file=sys.stderr)
@@ -118,7 +121,7 @@ def _compare(options: Namespace) -> None:
         from rbdc.growth import protocols
 
         for name, protocol in protocols().items():
-            words = f" (after a colon: {protocol.words})" if protocol.words else ""
+            words = f"\n{'':16} after a colon: {protocol.words}" if protocol.words else ""
             print(f"{name:16} {protocol.summary}{words}")
         return
     from rbdc.experiments.compare import Asked, prepare_comparison
@@ -185,7 +188,7 @@ def _reproduce(options: Namespace) -> None:
 
 def _hours(comparison: Any, machine: Machine, images_per_second: float | None) -> None:
     """What a case would take, from the speed at which the target trains."""
-    from rbdc.report.compare import hours_lines, plan_lines
+    from rbdc.report.compare import hours_lines
     from rbdc.tree.measure import images_per_second as measured
 
     setting = comparison.setting
@@ -193,7 +196,6 @@ def _hours(comparison: Any, machine: Machine, images_per_second: float | None) -
     if images_per_second is None:
         task = setting.training("target", 0, setting.baseline_epochs).task
         images_per_second = measured(task, setting.data, machine)
-    _print(plan_lines(comparison.planned_rows()))
     _, shared = comparison.flops(comparison.planned())
     images = shared / comparison.baseline_flops * setting.baseline_epochs * len(setting.data.train)
     print("\n".join(hours_lines(images / images_per_second, images_per_second, measured_here)))
@@ -202,8 +204,8 @@ def _hours(comparison: Any, machine: Machine, images_per_second: float | None) -
 def _run_comparison(
     comparison: Any, output: Path, machine: Machine, options: Namespace, world: Any
 ) -> None:
-    from rbdc.experiments.compare import read_summary, unique
-    from rbdc.report.compare import comparison_table, cost_lines, save_comparison_plots
+    from rbdc.experiments.compare import unique
+    from rbdc.report.compare import cost_lines, plan_lines
     from rbdc.report.live import LiveRun
 
     if not options.dry_run:
@@ -213,7 +215,13 @@ def _run_comparison(
     console = _console(quiet=not world.is_main or options.json)
     alone, shared = comparison.flops(planned)
     costs = cost_lines(len(planned), len(nodes), alone, shared, comparison.baseline_flops)
-    console.print("\n".join([*costs, f"output {output}\n"]), highlight=False)
+    setting = comparison.setting
+    about = (
+        f"{setting.model} on {setting.data.name}, {setting.baseline_epochs:g} epochs of standard "
+        f"training; seeds {comparison.asked.seeds}"
+    )
+    console.print(plan_lines(comparison.planned_rows()))
+    console.print("\n".join([about, *costs, f"output {output}\n"]), highlight=False)
     if options.dry_run:
         return
     try:
@@ -226,14 +234,25 @@ def _run_comparison(
                 world=world,
                 announce=lambda nodes: live.expect(nodes, comparison.work(nodes)),
             )
-    finally:  # stopped or not: the table of what there is
-        summary = read_summary(output)
-        if summary and world.is_main:
-            if options.json:
-                print(json.dumps(summary, indent=2))
-            console.print(comparison_table(summary))
-            for path in save_comparison_plots(summary, output):
-                console.print(f"picture {path}", highlight=False)
+    except Interrupted:
+        _show_comparison(output, options, console)  # what there is
+        raise
+    if world.is_main:
+        _show_comparison(output, options, console)
+
+
+def _show_comparison(output: Path, options: Namespace, console: Any) -> None:
+    from rbdc.experiments.compare import read_summary
+    from rbdc.report.compare import comparison_table, save_comparison_plots
+
+    summary = read_summary(output)
+    if summary is None:
+        return
+    if options.json:
+        print(json.dumps(summary, indent=2))
+    console.print(comparison_table(summary))
+    for path in save_comparison_plots(summary, output):
+        console.print(f"picture {path}", highlight=False)
 
 
 def _introduce(prepared: Any, name: str, output: Path) -> None:

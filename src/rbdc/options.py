@@ -1,6 +1,7 @@
 """What can be said on the command line. The settings' own fields become options."""
 
 import json
+import re
 from argparse import SUPPRESS
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -19,13 +20,33 @@ _MODEL_KWARGS = "timm's arguments of the full-width model, as timm takes them: d
 
 class _Parser(ArgumentParser):
     def error(self, message: str, _error: Exception | None = None) -> NoReturn:
+        message = _plainly(message)
         known = [option for action in self._actions for option in action.option_strings]
         wrong = next((word for word in message.split() if word.startswith("--")), "")
         program = self.prog.replace(" [options]", "")
         raise RbdcError(
             " ".join(message.split()),
-            nearest(wrong, known) or f"`{program} --help` lists what can be said.",
+            (nearest(wrong, known) if wrong not in known else "")
+            or f"`{program} --help` lists what can be said.",
         )
+
+
+def _plainly(message: str) -> str:
+    """jsonargparse's words in ours."""
+    key = re.search(r'Parser key "([\w.]+)"', message)
+    given = re.search(r"(?:Given value|Got value): (.*)", message)
+    kinds = list(dict.fromkeys(re.findall(r"[Ee]xpected an? <class '(\w+)'>", message)))
+    if key and given and kinds:
+        words = {"float": "a number", "int": "a whole number", "NoneType": "null"}
+        expected = " or ".join(words.get(kind, kind) for kind in kinds)
+        option = key[1].rpartition(".")[2].replace("_", "-")
+        return f"--{option} got {given[1].strip()}, expected {expected}"
+    if missing := re.search(r"arguments are required: ([\w.]+)", message):
+        command, _, name = missing[1].rpartition(".")
+        return f"rbdc {command} needs {name.upper()}, which was not given"
+    if message.startswith('expected "subcommand"'):
+        return "no command was given: say rbdc plan, train, compare, reproduce, status or couple"
+    return message
 
 
 def make_parser(version: str) -> ArgumentParser:

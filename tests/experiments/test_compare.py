@@ -2,6 +2,8 @@
 
 import csv
 import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from rbdc.report.compare import comparison_table, save_comparison_plots
 from rbdc.report.run import run_status, status_table
 from rbdc.training import loop
 from rbdc.tree.engine import Event
+from rbdc.tree.lock import locked
 from tests.support import QUICK, TINY, folder_data, small_recipe
 
 RESNET = "resnet18d"
@@ -108,13 +111,14 @@ def test_the_table_says_it_all(done: tuple[Path, dict[str, Any]]) -> None:
     console.print(comparison_table(done[1]))
     text = console.export_text()
     assert "net2net" in text and "±" in text and "2×" in text and "missing" not in text
-    assert "of the FLOPs for standard's best accuracy" in text
+    assert "standard training's best" in text
     console.print(status_table(run_status(done[0])))
     assert "100.0%" in console.export_text()
 
 
 def test_a_model_that_two_protocols_need_is_trained_once(folder: Path, tmp_path: Path) -> None:
-    comparison = compared(folder, protocols=("net2net", "random", "hypercloning"), seeds=1)
+    """Also one that looks at images to widen it, which the wide model pays for."""
+    comparison = compared(folder, protocols=("net2net", "random", "gradmax"), seeds=1)
     entries = comparison.planned()
     alone, shared = comparison.flops(entries)
     assert len(unique(entries)) == 2 * (1 + 3 * 2) and shared < 0.95 * alone
@@ -146,8 +150,31 @@ def test_more_can_be_added_and_nothing_is_done_twice(
     assert len(started) == 2 * 2 * 2  # random's growths and targets; its parents were net2net's
     old = [row["top1"] for row in summary["rows"] if row["protocol"] == "standard"]
     assert [row["top1"] for row in more["rows"] if row["protocol"] == "standard"] == old
+    kept = {row["protocol"] for row in more["rows"]}
+    assert kept == {"standard", "random", "rbdc:1", "net2net"}  # what was there stays
+
+
+def test_what_is_refused_leaves_the_results_alone(
+    folder: Path, done: tuple[Path, dict[str, Any]]
+) -> None:
+    output, _ = done
+    names = ("results.csv", "results.jsonl", "summary.json", "run.json")
+    before = {name: (output / name).read_bytes() for name in names}
     with pytest.raises(RunError, match=r"recipe\.lr was 0\.001, now 0\.002"):
         run(compared(folder, lr=2e-3), output)
+    with locked(output), pytest.raises(RunError, match="in use"):
+        run_elsewhere(folder, output)
+    assert before == {name: (output / name).read_bytes() for name in names}
+
+
+def run_elsewhere(folder: Path, output: Path) -> None:
+    """In another process: a process may take its own lock again."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pool.submit(_again, folder, output).result()
+
+
+def _again(folder: Path, output: Path) -> None:
+    run(compared(folder), output)
 
 
 def test_what_is_missing_is_marked(folder: Path, tmp_path: Path) -> None:

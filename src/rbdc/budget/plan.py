@@ -107,6 +107,11 @@ class Plan:
                 f"ratio {self.ratio:g} trains narrow models longer than wide ones; the paper found "
                 "that suboptimal, and ratios of 1.5 to 2 best"
             )
+        if self.normalized_flops > 10:
+            found.append(
+                f"it costs {self.normalized_flops:.0f} times standard training: a budget of 0.7 is "
+                "seven tenths of it"
+            )
         rounding = self.training_flops / self.asked_flops - 1
         if abs(rounding) > ROUNDING_TOLERANCE:
             found.append(

@@ -17,6 +17,7 @@ from torch import Tensor
 from torchvision import transforms
 
 from rbdc.data.randomness import derive_seed, generator, generators_kept, set_seeds
+from rbdc.errors import RecipeError
 from rbdc.recipes import Augmentation
 
 
@@ -44,21 +45,27 @@ class ImageFormat:
 def training_transform(settings: Augmentation, image: ImageFormat) -> Callable[[Any], Tensor]:
     """From a PIL image to uint8 (3, height, width); erasing and mixing come later, on the batch."""
     size = (image.height, image.width)
-    crop, colours, last = create_transform(
-        (3, *size),
-        is_training=True,
-        scale=settings.scale,
-        ratio=settings.aspect_ratio,
-        hflip=settings.hflip,
-        vflip=settings.vflip,
-        color_jitter=settings.color_jitter or None,
-        auto_augment=settings.aa,
-        interpolation=settings.train_interpolation,
-        mean=tuple(image.mean * (3 // image.channels)),
-        std=tuple(image.std * (3 // image.channels)),
-        use_prefetcher=True,
-        separate=True,
-    )
+    try:
+        crop, colours, last = create_transform(
+            (3, *size),
+            is_training=True,
+            scale=settings.scale,
+            ratio=settings.aspect_ratio,
+            hflip=settings.hflip,
+            vflip=settings.vflip,
+            color_jitter=settings.color_jitter or None,
+            auto_augment=settings.aa,
+            interpolation=settings.train_interpolation,
+            mean=tuple(image.mean * (3 // image.channels)),
+            std=tuple(image.std * (3 // image.channels)),
+            use_prefetcher=True,
+            separate=True,
+        )
+    except (AssertionError, ValueError, KeyError, IndexError) as error:  # timm's, for a wrong aa
+        raise RecipeError(
+            f"timm cannot read the augmentation {settings.aa!r}: {error}",
+            "For example rand-m9-mstd0.5-inc1, augmix-m5-w4-d2 or original-mstd0.5.",
+        ) from None
     if settings.scale is None:
         crop = transforms.Compose(
             [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from rbdc.data.files import find_shards, image_folders, shards, split_folders
 from rbdc.data.hub import hub_data, is_saved_table
@@ -157,7 +157,8 @@ def read_rgb(source: ImageSource, index: int) -> Image.Image:
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         return image if image.mode == "RGB" else image.convert("RGB")
     except BAD_IMAGE as error:
+        reason = "it is no image" if isinstance(error, UnidentifiedImageError) else error
         raise DataError(
-            f"{source.name(index)} cannot be decoded: {error}",
+            f"{source.name(index)} cannot be decoded: {reason}",
             "Remove or replace it, or leave it out with --skip-bad.",
         ) from None

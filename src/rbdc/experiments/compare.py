@@ -9,13 +9,14 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from rbdc.budget import training_flops
 from rbdc.data import DataSet
 from rbdc.disk import read_json, write_json, write_text
-from rbdc.errors import PlanError, RbdcError, TrainingError
+from rbdc.errors import Interrupted, PlanError, RbdcError, TrainingError
 from rbdc.experiments.statistics import STANDARD, flops_to_reach, plain, summarize
 from rbdc.growth import Protocol, Setting, Trial, parse_protocol
 from rbdc.models import family
@@ -56,10 +57,11 @@ class Asked:
                 f"protocols are {', '.join(self.protocols) or 'none'}", "Name each of them once."
             )
         numbers = (*self.budgets, *self.standard_budgets, *self.tune, self.tune_budget or 1.0)
-        wrong = [number for number in numbers if not number > 0]
+        wrong = [number for number in numbers if not (number > 0 and isfinite(number))]
         if wrong or not self.budgets or self.seeds < 1:
             raise PlanError(
-                f"budgets are {self.budgets}, seeds {self.seeds}, learning rates {self.tune}",
+                f"budgets are {self.budgets}, seeds {self.seeds}, learning rates {self.tune}"
+                + (f": {wrong[0]:g} is none" if wrong else ""),
                 "Give at least one budget and one seed, all numbers above 0.",
             )
 
@@ -237,13 +239,19 @@ class Comparison:
             run(tuned)
             rates = self._best_rates(tuned, shop.store)
         entries = self.entries(rates)
+
+        def summarized() -> dict[str, Any]:
+            summary = self.summary(entries, tuned, shop.store, read_summary(output))
+            if shop.world.is_main:
+                write_results(output, summary)
+            return summary
+
         try:
             run([*tuned, *entries])
-        finally:  # also of what there is when it was stopped
-            summary = self.summary(entries, tuned, shop.store)
-            if shop.world.is_main and output.exists():
-                write_results(output, summary)
-        return summary
+        except Interrupted:
+            summarized()  # of what there is
+            raise
+        return summarized()
 
     def _best_rates(self, tuned: Sequence[Entry], store: Store) -> dict[str, float]:
         rates = {}
@@ -263,10 +271,23 @@ class Comparison:
         return rates
 
     def summary(
-        self, entries: Sequence[Entry], tuned: Sequence[Entry], store: Store
+        self,
+        entries: Sequence[Entry],
+        tuned: Sequence[Entry],
+        store: Store,
+        before: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Rows, the table, and FLOPs to reach standard training's accuracy."""
+        """Rows, the table, and FLOPs to reach standard training's accuracy.
+
+        What the folder had `before`, and is not asked for now, stays.
+        """
         rows = [self.row(entry, store) for entry in entries]
+        asked = {(row["protocol"], row["budget"], row["seed"]) for row in rows}
+        rows += [
+            row
+            for row in (before or {}).get("rows", [])
+            if (row["protocol"], row["budget"], row["seed"]) not in asked
+        ]
         reached = {
             name: {key: plain(value) for key, value in found.items()}
             for name, found in flops_to_reach(rows).items()

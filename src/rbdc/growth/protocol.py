@@ -163,18 +163,20 @@ class OneParent(Protocol):
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
         method = self.method()
         ratio = self.ratio if self.ratio is not None else setting.ratio
-        wide_cost = ratio * setting.forward_flops() * (1 + self.search * method.cost)
-        epochs = budget * setting.baseline_cost / (setting.forward_flops(0.5) + wide_cost)
+        both = setting.forward_flops(0.5) + ratio * setting.forward_flops()
+        epochs = budget * setting.baseline_cost / both  # the same for all who have one parent
         parent = setting.training("1.0", seed, epochs, keeps=method.keeps)
-        steps = max(1, round(self.search * ratio * epochs * setting.steps_per_epoch))
+        wide_steps = ratio * epochs * setting.steps_per_epoch
+        steps = max(1, round(self.search * wide_steps)) if self.search else 0
+        wide_epochs = (wide_steps - steps * method.cost) / setting.steps_per_epoch
         grown = GrowJob(
             model=setting.model,
             parents=(parent,),
             method=method,
             seed=derive_seed(seed, "grow", 0, 0),
-            images=steps * setting.recipe.batch_size if self.search else 0,
+            images=steps * setting.recipe.batch_size,
         )
-        target = setting.training("target", seed, ratio * epochs, initial=grown)
+        target = setting.training("target", seed, wide_epochs, initial=grown)
         return Trial(
             nodes=(
                 Node(name="1.0", level=1, job=parent),

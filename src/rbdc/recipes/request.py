@@ -19,7 +19,7 @@ class Request:
     width: float = 1.0
     """of the target, relative to the named model"""
     img_size: int | None = None
-    """by default the model's own; for small sets in memory, the images'"""
+    """by default the model's own; for sets in memory that are not resized (scale null), theirs"""
     data: str = "embedded"
     """embedded, fashion-mnist, cifar10, cifar100, hf:NAME, or a folder"""
     data_dir: str = "~/.cache/rbdc"

@@ -13,7 +13,10 @@ from rich.text import Text
 from rbdc.report.units import readable_duration, readable_flops
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, and markers for more protocols
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+COLOURS = (
+    "#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F",
+    "#882255", "#999933", "#332288", "#AA4499",
+)  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 
@@ -39,11 +42,16 @@ def comparison_table(summary: Mapping[str, Any]) -> RenderableType:
             _points(line["gap"], line["gap_interval"]),
             epochs_of_levels(line["epochs"]),
             readable_duration(seconds) if seconds is not None else "",
-            f"{line['seeds']}" + (f", {line['missing']} missing" if line["missing"] else ""),
+            _seeds(line),
             *([_percent(published.get(key), None, "")] if published else []),
             end_section=last,
         )
     return Group(table, *(Text(line) for line in notes(summary)))
+
+
+def _seeds(line: Mapping[str, Any]) -> str:
+    missing = f" of {line['seeds'] + line['missing']}" if line["missing"] else ""
+    return f"{line['seeds']}{missing}"
 
 
 def notes(summary: Mapping[str, Any]) -> list[str]:
@@ -55,7 +63,7 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
     ]
     for protocol, found in summary["flops_to_reach"].items():
         if protocol != "standard":
-            lines.append(f"{protocol}: {_reached(found)} of the FLOPs for standard's best accuracy")
+            lines.append(f"{protocol} {_reached(found)}")
     if summary["tuning"]:
         rates = {row["protocol"]: row["lr"] for row in summary["rows"]}
         lines.append(
@@ -90,10 +98,14 @@ def cost_lines(
 ) -> list[str]:
     """What a comparison will cost, said before it starts."""
     return [
-        f"{trials} trials of {jobs} jobs: {readable_flops(shared)}, "
+        f"{_count(trials, 'trial')} of {_count(jobs, 'job')}: {readable_flops(shared)}, "
         f"{shared / baseline_flops:.2f} times standard training",
         f"sharing jobs saves {1 - shared / alone:.0%} of {readable_flops(alone)}",
     ]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def hours_lines(seconds: float, images_per_second: float, measured_here: bool) -> list[str]:
@@ -133,14 +145,19 @@ def _points(value: float | None, interval: float | None) -> str:
 
 
 def _reached(found: Mapping[str, Any]) -> str:
-    words = {"inf": "more than was tried", "-inf": "less than was tried"}
-    low, high = (
-        words[value] if isinstance(value, str) else f"{value:.2f}"
-        for value in (found["low"], found["high"])
-    )
-    middle = found["flops"]
-    text = words[middle] if isinstance(middle, str) else f"{middle:.2f}"
-    return text if low == high == text else f"{text} ({low} to {high})"
+    """When a protocol is as good as standard training with the most FLOPs."""
+    if found["flops"] == "inf":
+        text = "does not reach standard training's best accuracy"
+    elif found["flops"] == "-inf":
+        text = "is better than standard training's best already at its smallest budget"
+    else:
+        text = f"reaches standard training's best accuracy at {found['flops']:.2f} of the FLOPs"
+    words = {"inf": "never", "-inf": "the smallest budget"}
+    low, high = (words.get(found[end], found[end]) for end in ("low", "high"))
+    if found["low"] == found["high"]:
+        return text
+    low, high = (x if isinstance(x, str) else f"{x:.2f}" for x in (low, high))
+    return f"{text} (95 %: {low} to {high})"
 
 
 def save_comparison_plots(summary: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -173,7 +190,8 @@ def _draw_flops(summary: Mapping[str, Any], path: Path) -> None:
     below.set_ylim(len(protocols) - 0.4, -0.6)
     below.set_xlim(budgets[0] - margin, budgets[-1] + margin)
     below.set_xlabel(
-        "FLOPs of all models, relative to standard training; in grey, epochs of one model a level"
+        "FLOPs of all models, relative to standard training (points moved aside to be seen);\n"
+        "in grey, epochs of one model of each level"
     )
     _finish(figure, axes, path)
 
@@ -202,7 +220,9 @@ def _figure(summary: Mapping[str, Any], rows: int) -> tuple[Any, Any, Any]:
     else:
         axes, below = figure.add_subplot(), None
     axes.set_ylabel("top-1 accuracy (%)")
-    title = f"{summary['model']['name']}: protocols at equal FLOPs, mean and 95 % interval"
+    many = max(line["seeds"] for line in summary["lines"]) > 1
+    spread = "mean and 95 % interval" if many else "one seed"
+    title = f"{summary['model']['name']}: protocols at equal FLOPs, {spread}"
     axes.set_title(title, loc="left", fontsize="medium")
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)

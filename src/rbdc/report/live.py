@@ -121,10 +121,10 @@ def _scores(result: Mapping[str, Any]) -> str:
 
 def _outcome(result: Mapping[str, Any]) -> str:
     if result.get("kind") == "grow":
-        proof = (
-            f" (proof {result['proof_error']:.0e}, drift of the norms {result['norm_drift']:.0e})"
-            if "proof_error" in result
-            else ""
-        )
+        proof = ""
+        if "proof_error" in result:
+            drift = result.get("norm_drift")
+            drifts = f", drift of the norms {drift:.0e}" if drift is not None else ""
+            proof = f" (proof {result['proof_error']:.0e}{drifts})"
         return f"{_scores(result)} before any step{proof}"
     return f"{_scores(result)} after {readable_duration(result['seconds'])}"

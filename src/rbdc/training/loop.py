@@ -234,7 +234,7 @@ class _Session:
                 raise TrainingError(
                     f"the loss is {loss} at step {step} (epoch {step // self.steps_per_epoch}), "
                     f"images {', '.join(names)}, ... ({len(indices)} in the batch: "
-                    f"{indices.tolist()[:64]})",
+                    f"{', '.join(map(str, indices.tolist()[:16]))}, ...)",
                     "The last good checkpoint is kept. Try a lower learning rate, clip-grad, or no "
                     "float16; if one image is to blame, remove it.",
                 )

@@ -16,6 +16,7 @@ import torch
 
 from rbdc.coupling import check_slots
 from rbdc.data import ImageSet, check_batch_size, check_image_size
+from rbdc.data.augment import training_transform
 from rbdc.disk import free_bytes, is_writable, read_json, write_json
 from rbdc.errors import RunError
 from rbdc.models import ModelSpec, build_meta
@@ -86,6 +87,7 @@ def check_run(nodes: Sequence[Node], shop: Workshop, output: Path, jobs: int | N
         if isinstance(data.train, ImageSet) and recipe.batched:
             check_image_size(data.train, image_format(task.model, recipe, data))
         optimizer_slots(recipe)
+        training_transform(recipe, image_format(task.model, recipe, data))
     for job in trainings(nodes):
         if job.keeps == "optimizer":
             check_slots(optimizer_slots(job.task.recipe))
@@ -101,7 +103,7 @@ def check_run(nodes: Sequence[Node], shop: Workshop, output: Path, jobs: int | N
 def _check_folder(output: Path) -> None:
     if not is_writable(output):
         raise RunError(f"{output} cannot be written to", "Choose another folder.")
-    if output.exists() and not (output / RUN).exists():
+    if output.exists() and not (output / RUN).exists() and not (output / JOBS).is_dir():
         foreign = [p.name for p in output.iterdir() if p.name != LOCK and RUN not in p.name]
         if foreign:
             raise RunError(
