@@ -124,7 +124,7 @@ def test_the_command_lines_defaults_are_those_of_python() -> None:
 
 
 BAD = {
-    "no command": ([], "subcommand"),
+    "no command": ([], "no command was given"),
     "unknown command": (["plna"], "plna"),
     "unknown option": (["plan", "resnet18", "--bugdet=1"], "Did you mean --budget?"),
     "not a number": (["plan", "resnet18", "--budget=much"], "budget"),

@@ -43,7 +43,7 @@ def _plainly(message: str) -> str:
         return f"--{option} got {given[1].strip()}, expected {expected}"
     if missing := re.search(r"arguments are required: ([\w.]+)", message):
         command, _, name = missing[1].rpartition(".")
-        return f"rbdc {command} needs {name.upper()}, which was not given"
+        return f"rbdc {command}: {name} is not given"
     if message.startswith('expected "subcommand"'):
         return "no command was given: say rbdc plan, train, compare, reproduce, status or couple"
     return message

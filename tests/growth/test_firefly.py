@@ -240,7 +240,7 @@ def test_the_wide_model_has_learnt_and_can_be_made_again(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("resnet18d norm_layer=groupnorm1", "normalises several channels together"),
+        ("resnet18d norm_layer=groupnorm1", "which mixes neighbouring channels"),
         ("resnetblur18", "filters for a fixed number of channels"),
         ("seresnet50", "which of its units belong together is not known"),
     ],
