@@ -9,16 +9,9 @@ from pathlib import Path
 import pytest
 
 from rbdc.cli import main
-from tests.support import TINY, folder_data
+from tests.support import TINY
 
 RESNET = "resnet18d"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    folder_data(root)
-    return root
 
 
 def command(folder: Path, output: Path, *more: str) -> list[str]:

@@ -197,7 +197,8 @@ def _hours(comparison: Any, machine: Machine, images_per_second: float | None) -
         task = setting.training("target", 0, setting.baseline_epochs).task
         images_per_second = measured(task, setting.data, machine)
     _, shared = comparison.flops(comparison.planned())
-    images = shared / comparison.baseline_flops * setting.baseline_epochs * len(setting.data.train)
+    passes = shared / setting.baseline_flops * setting.baseline_epochs
+    images = passes * len(setting.data.train)
     print("\n".join(hours_lines(images / images_per_second, images_per_second, measured_here)))
 
 
@@ -214,7 +215,7 @@ def _run_comparison(
     nodes = unique(planned)
     console = _console(quiet=not world.is_main or options.json)
     alone, shared = comparison.flops(planned)
-    costs = cost_lines(len(planned), len(nodes), alone, shared, comparison.baseline_flops)
+    costs = cost_lines(len(planned), len(nodes), alone, shared, comparison.setting.baseline_flops)
     setting = comparison.setting
     about = (
         f"{setting.model} on {setting.data.name}, {setting.baseline_epochs:g} epochs of standard "
@@ -242,7 +243,7 @@ def _run_comparison(
 
 
 def _show_comparison(output: Path, options: Namespace, console: Any) -> None:
-    from rbdc.experiments.compare import read_summary
+    from rbdc.experiments.results import read_summary
     from rbdc.report.compare import comparison_table, save_comparison_plots
 
     summary = read_summary(output)

@@ -25,16 +25,9 @@ from rbdc.report.run import run_status, status_table
 from rbdc.training import loop
 from rbdc.tree.engine import Event
 from rbdc.tree.lock import locked
-from tests.support import QUICK, TINY, folder_data, small_recipe
+from tests.support import QUICK, TINY, small_recipe
 
 RESNET = "resnet18d"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    folder_data(root)
-    return root
 
 
 def compared(folder: Path, **asked: Any) -> Comparison:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from rbdc.errors import Interrupted
 from rbdc.training import World, join_world
 from rbdc.training.world import leave_world
-from tests.support import TINY, folder_data
+from tests.support import TINY
 from tests.tree.test_run import EAGER, assert_same_model, run, small_tree
 
 DEIT = "deit_tiny_patch16_224"
@@ -30,13 +30,6 @@ SETTINGS: dict[str, Any] = {
     "epochs": 2.0,
     "batch_size": 12,  # for two or three
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    folder_data(root)
-    return root
 
 
 def free_port() -> int:

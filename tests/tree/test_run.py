@@ -33,13 +33,6 @@ RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"
 EAGER = Machine(**{**QUICK.to_json(), "checkpoint_minutes": 0.0})  # saves after every step
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    folder_data(root)
-    return root
-
-
 def small_tree(folder: Path, name: str = RESNET, **settings: Any) -> Prepared:
     """Two steps: four leaves for one epoch, two models for two, the target for four."""
     request: dict[str, Any] = {

@@ -3,22 +3,19 @@
 Jobs that several trials need are done once, and counted for each of them.
 """
 
-import csv
-import io
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from rbdc.budget import training_flops
 from rbdc.data import DataSet
-from rbdc.disk import read_json, write_json, write_text
 from rbdc.errors import Interrupted, PlanError, RbdcError, TrainingError
+from rbdc.experiments.results import TUNING_SEED, Entry, read_summary, row_of, write_results
 from rbdc.experiments.statistics import STANDARD, flops_to_reach, plain, summarize
-from rbdc.growth import Protocol, Setting, Trial, parse_protocol
+from rbdc.growth import Protocol, Setting, parse_protocol
 from rbdc.models import family
 from rbdc.recipes import Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World
@@ -30,9 +27,6 @@ from rbdc.tree.places import JOBS
 from rbdc.tree.prepare import open_and_fit
 from rbdc.tree.run import check_run, run_nodes
 from rbdc.tree.store import Store
-
-TUNING_SEED = 2**32
-ROWS, TABLE, SUMMARY = "results.jsonl", "results.csv", "summary.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,24 +62,6 @@ class Asked:
     def budgets_of(self, protocol: str) -> tuple[float, ...]:
         more = self.standard_budgets if protocol == STANDARD else ()
         return tuple(dict.fromkeys((*self.budgets, *more)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """One cell of the comparison."""
-
-    protocol: str
-    budget: float
-    seed: int
-    trial: Trial
-    lr: float
-
-    @property
-    def nodes(self) -> Iterator[Node]:
-        """With names that say whose they are."""
-        trial = f"lr {self.lr:g}" if self.seed == TUNING_SEED else f"seed {self.seed}"
-        for node in self.trial.nodes:
-            yield replace(node, name=f"{self.protocol} {self.budget:.3g} {trial}: {node.name}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +111,7 @@ class Comparison:
     def planned_rows(self) -> list[dict[str, Any]]:
         """What one seed's trials are, before anything has run."""
         entries = [e for e in self.entries(self.same_rate()) if e.seed == 0]
-        return [self.row(entry, Store(Path())) for entry in entries]
+        return [row_of(entry, self.setting, Store(Path())) for entry in entries]
 
     def flops(self, entries: Sequence[Entry]) -> tuple[float, float]:
         """What the entries cost one by one, and what they cost with shared jobs done once."""
@@ -160,7 +136,7 @@ class Comparison:
                 "recipe": setting.recipe.to_json(),
                 "data_set": {k: v for k, v in data.items() if k not in ("name", "skipped")},
                 "baseline_epochs": setting.baseline_epochs,
-                "baseline_flops": self.baseline_flops,
+                "baseline_flops": self.setting.baseline_flops,
                 "ratio": setting.ratio,
                 "counter": setting.counter,
                 "transition": list(setting.transition),
@@ -169,12 +145,6 @@ class Comparison:
             }
         }
         return dict(json.loads(json.dumps(content)))
-
-    @property
-    def baseline_flops(self) -> float:
-        setting = self.setting
-        forward = setting.forward_flops()
-        return training_flops(forward, setting.baseline_epochs, len(setting.data.train))
 
     def check(
         self,
@@ -281,7 +251,7 @@ class Comparison:
 
         What the folder had `before`, and is not asked for now, stays.
         """
-        rows = [self.row(entry, store) for entry in entries]
+        rows = [row_of(entry, self.setting, store) for entry in entries]
         asked = {(row["protocol"], row["budget"], row["seed"]) for row in rows}
         rows += [
             row
@@ -299,46 +269,10 @@ class Comparison:
             "lines": summarize(rows),
             "flops_to_reach": reached,
             "published": dict(self.published),
-            "tuning": [self.row(entry, store) for entry in tuned],
-            "tuning_flops": self.flops(tuned)[1] / self.baseline_flops,
-            "flops_counted": alone / self.baseline_flops,
-            "flops_spent": shared / self.baseline_flops,
-        }
-
-    def row(self, entry: Entry, store: Store) -> dict[str, Any]:
-        """What came out of a trial; the accuracy is None if it is not finished."""
-        images, setting = len(self.setting.data.train), self.setting
-        counted = (images, setting.counter)
-        levels: dict[int, float] = {}
-        epochs: dict[str, list[float]] = {}
-        passes = method = seconds = 0.0
-        for node in entry.trial.nodes:
-            flops = own_flops(node.job, *counted) / self.baseline_flops
-            levels[node.level] = levels.get(node.level, 0.0) + flops
-            seconds += (store.result(node.job) or {}).get("seconds", 0.0)
-            if isinstance(node.job, TrainJob):
-                epochs.setdefault(str(node.level), []).append(node.job.task.epochs)
-                passes += node.job.task.epochs
-            else:
-                method += flops
-        result = store.result(entry.trial.target.job) or {}
-        return {
-            "protocol": entry.protocol,
-            "budget": entry.budget,
-            "seed": entry.seed,
-            "lr": entry.lr,
-            "top1": result.get("top1"),
-            "best_top1": result.get("best", {}).get("top1", result.get("top1")),
-            "top5": result.get("top5"),
-            "loss": result.get("loss"),
-            "flops": sum(levels.values()),
-            "flops_by_level": {str(level): share for level, share in sorted(levels.items())},
-            "method_flops": method,
-            "epochs": epochs,
-            "data_passes": passes,
-            "seconds": seconds,
-            "images_per_second": passes * images / seconds if seconds else None,
-            "target": str(store.folder(entry.trial.target.job).relative_to(store.root.parent)),
+            "tuning": [row_of(entry, self.setting, store) for entry in tuned],
+            "tuning_flops": self.flops(tuned)[1] / self.setting.baseline_flops,
+            "flops_counted": alone / self.setting.baseline_flops,
+            "flops_spent": shared / self.setting.baseline_flops,
         }
 
 
@@ -410,22 +344,3 @@ def _check_steps(entry: Entry, setting: Setting) -> None:
                     f"{steps:.2g} steps",
                     "Give a larger budget, more baseline epochs, or fewer recursive steps.",
                 )
-
-
-def write_results(output: Path, summary: Mapping[str, Any]) -> None:
-    """results.jsonl and results.csv with a row a trial, and summary.json with everything."""
-    rows = summary["rows"]
-    write_text(output / ROWS, "".join(json.dumps(row) + "\n" for row in rows))
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    for row in rows:
-        table.writerow(
-            {k: json.dumps(v) if isinstance(v, dict | list) else v for k, v in row.items()}
-        )
-    write_text(output / TABLE, text.getvalue())
-    write_json(output / SUMMARY, summary)
-
-
-def read_summary(output: Path) -> dict[str, Any] | None:
-    return read_json(output / SUMMARY)

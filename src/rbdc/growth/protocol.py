@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from rbdc.budget import CounterName, forward_flops
+from rbdc.budget import CounterName, forward_flops, training_flops
 from rbdc.data import DataSet, derive_seed
 from rbdc.errors import PlanError
 from rbdc.models import ModelSpec, check_steps
@@ -51,6 +51,11 @@ class Setting:
     def baseline_cost(self) -> float:
         """Of standard training, in forward passes over the data times FLOPs."""
         return self.baseline_epochs * self.forward_flops()
+
+    @property
+    def baseline_flops(self) -> float:
+        """Of standard training: what a budget is relative to."""
+        return training_flops(self.forward_flops(), self.baseline_epochs, len(self.data.train))
 
     @property
     def steps_per_epoch(self) -> int:

@@ -29,7 +29,7 @@ from rbdc.tree.jobs import TrainJob
 from rbdc.tree.lock import locked
 from rbdc.tree.measure import faster_jobs
 from rbdc.tree.nodes import Node
-from rbdc.tree.places import JOBS, LOCK, RUN
+from rbdc.tree.places import JOB, JOBS, LOCK, RUN
 from rbdc.tree.store import folder_name
 
 Result = TypeVar("Result")
@@ -103,7 +103,8 @@ def check_run(nodes: Sequence[Node], shop: Workshop, output: Path, jobs: int | N
 def _check_folder(output: Path) -> None:
     if not is_writable(output):
         raise RunError(f"{output} cannot be written to", "Choose another folder.")
-    if output.exists() and not (output / RUN).exists() and not (output / JOBS).is_dir():
+    ours = (output / RUN).exists() or any((output / JOBS).glob(f"*/{JOB}"))
+    if output.exists() and not ours:
         foreign = [p.name for p in output.iterdir() if p.name != LOCK and RUN not in p.name]
         if foreign:
             raise RunError(
