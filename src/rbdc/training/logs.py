@@ -50,7 +50,7 @@ class Logs:
         for axis, board in self._boards.items():
             at = int(values["step"] if axis == "step" else values["flops"] / 1e9)
             for name in names:
-                if name in values:
+                if name in values and (axis == "step" or name not in ("lr", "images_per_second")):
                     board.add_scalar(f"{group}/{name}", values[name], at)
 
     def flush(self) -> None:

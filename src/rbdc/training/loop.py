@@ -30,6 +30,7 @@ from rbdc.training.task import Task, describe_images, image_format
 from rbdc.training.world import World
 
 CHECKPOINTS, BEST = "checkpoints", "best"
+FIRST_SAVE_SECONDS = 0.05  # a guess: a training of seconds need not be saved on the way
 LOGGED_STEPS, BOARD_STEPS = 1000, 100  # of a training, evenly spread: log.jsonl, TensorBoard
 
 
@@ -173,7 +174,7 @@ class _Session:
             else None
         )
         self.began = self.saved_at = self.told_at = time.monotonic()
-        self.save_seconds = 0.0
+        self.save_seconds = FIRST_SAVE_SECONDS
         self.since, self.speed = (self.state.step, self.began), 0.0  # of this epoch
 
     def run(self, stopped: Callable[[], bool]) -> Trained:
