@@ -19,7 +19,7 @@ Equal are the model with its weights, fp32, batch, workers, AdamW, its schedule,
 They take turns. A turn starts anew, and its first steps are not timed; the others are, data
 included, all in one epoch: what timm loses between epochs is not counted. Printed is the ratio of
 median speeds, ours over timm's, with the least and the largest of a turn. Expected: 1.5 in memory
-and 1.0 from folders, or more; overhead, which is neither step, batch nor evaluation, under 3 % of a run.
+and 1.0 from folders, or more; what is neither step, batch nor evaluation, under 3 % of a run.
 """
 
 import argparse
