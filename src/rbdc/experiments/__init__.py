@@ -1,5 +1,5 @@
 """Experiments: protocols x budgets x seeds -> jobs -> a table.
 
-`compare` makes the jobs and runs them, `statistics` makes numbers of the results, `reproduce` are
-the paper's own experiments.
+`compare` makes the jobs and runs them, `results` are what they leave, `statistics` makes numbers of
+them, `reproduce` are the paper's own experiments.
 """

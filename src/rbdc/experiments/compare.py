@@ -20,7 +20,7 @@ from rbdc.models import family
 from rbdc.recipes import Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World
 from rbdc.tree.engine import Engine, Watcher
-from rbdc.tree.execute import Workshop, own_flops, subtree_flops
+from rbdc.tree.execute import Workshop, flops_by_key, own_flops, subtree_flops
 from rbdc.tree.jobs import TrainJob
 from rbdc.tree.nodes import Node
 from rbdc.tree.places import JOBS
@@ -123,7 +123,7 @@ class Comparison:
     def work(self, nodes: Sequence[Node]) -> dict[str, float]:
         """FLOPs of each job, by its key."""
         counted = (len(self.setting.data.train), self.setting.counter)
-        return {node.job.key: own_flops(node.job, *counted) for node in nodes}
+        return flops_by_key((node.job for node in nodes), *counted)
 
     def record(self) -> dict[str, Any]:
         """What must be equal when a folder is used again; protocols, budgets and seeds may be

@@ -45,7 +45,7 @@ from rbdc.models import ModelSpec, build_empty, build_meta
 from rbdc.models.coupled import noise_image
 from rbdc.tree.method import Grown, Lab, Method, Parent
 
-SPARK = 1e-6  # what lets a ReLU pass its gradient: far from seen in the logits, and no zero in fp16
+SPARK = 1e-7  # what lets a ReLU pass its gradient: far from seen in the logits, and no zero in fp16
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,6 +203,11 @@ def own_flops(job: Job, images: int, counter: CounterName) -> float:
         return job.method.cost * per_image * job.images
     batch_size = job.task.recipe.batch_size
     return per_image * job.task.steps(images // batch_size) * batch_size
+
+
+def flops_by_key(jobs: Iterable[Job], images: int, counter: CounterName) -> dict[str, float]:
+    """FLOPs of each job alone."""
+    return {job.key: own_flops(job, images, counter) for job in jobs}
 
 
 def subtree_flops(job: Job, images: int, counter: CounterName) -> float:

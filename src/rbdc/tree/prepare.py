@@ -14,7 +14,7 @@ from rbdc.recipes import PLAN, Machine, Recipe, Request, read_recipe, split_sett
 from rbdc.training import World, fit_to_data, image_format
 from rbdc.training.teacher import Teacher, load_teacher
 from rbdc.tree.engine import Engine, Watcher
-from rbdc.tree.execute import Workshop, own_flops
+from rbdc.tree.execute import Workshop, flops_by_key
 from rbdc.tree.jobs import TrainJob
 from rbdc.tree.nodes import Tree, grow_tree
 from rbdc.tree.places import AVERAGE, JOBS, MODEL, RESULT
@@ -50,8 +50,8 @@ class Prepared:
 
     def work(self) -> dict[str, float]:
         """FLOPs of each job, by its key."""
-        counted = (len(self.data.train), self.plan.counter)
-        return {node.job.key: own_flops(node.job, *counted) for node in self.tree.all}
+        jobs = (node.job for node in self.tree.all)
+        return flops_by_key(jobs, len(self.data.train), self.plan.counter)
 
     def record(self) -> dict[str, Any]:
         """What decides the result, for run.json."""
