@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from rbdc.data import (
     check_batch_size,
     open_data,
 )
-from rbdc.data.batches import LOST_WORKERS, epoch_order, share_of
+from rbdc.data.batches import LOST_WORKERS, _loader, _Samples, epoch_order, share_of
 from rbdc.data.images import memory_data
 from rbdc.errors import DataError
 from rbdc.recipes import Augmentation
@@ -45,6 +46,7 @@ from tests.data.pictures import (
     pixels,
     write,
 )
+from tests.support import folder_data
 
 BATCHED = Augmentation(scale=None, color_jitter=0.0, crop_padding=2)
 SINGLE = Augmentation(color_jitter=0.4, aa=None)
@@ -560,3 +562,19 @@ def test_images_must_have_the_size_that_the_model_takes(memory: DataSet) -> None
 
 def test_the_classes_are_those_of_the_pictures(memory: DataSet) -> None:
     assert memory.class_names == CLASSES
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
+def test_workers_are_forked_whatever_started_the_training(tmp_path: Path) -> None:
+    """A server's workers would not see that their parent was killed, and wait for ever."""
+    data = folder_data(tmp_path)
+    samples = _Samples(data.test, lambda _image: torch.zeros(1, 2, 2), 1, False)
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        loader: Any = _loader(samples, iter([[(0, 0, 0)]]), 1)
+        assert type(loader._workers[0]).__name__ == "ForkProcess"
+        assert next(loader)[2] == [0]
+        loader._shutdown_workers()
+    finally:
+        multiprocessing.set_start_method(before, force=True)
