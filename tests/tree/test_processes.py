@@ -1,6 +1,5 @@
 """Several processes on one model: as torchrun starts them, with gloo on this machine."""
 
-import multiprocessing
 import os
 import signal
 import socket
@@ -17,7 +16,7 @@ from safetensors.torch import load_file
 from rbdc.errors import Interrupted
 from rbdc.training import World, join_world
 from rbdc.training.world import leave_world
-from tests.support import TINY
+from tests.support import TINY, forked
 from tests.tree.test_run import EAGER, assert_same_model, run, small_tree
 
 DEIT = "deit_tiny_patch16_224"
@@ -57,14 +56,8 @@ def _rank(rank: int, size: int, port: int, folder: Path, output: Path) -> None:
 
 
 def start(folder: Path, output: Path, size: int = 2) -> list[Any]:
-    context, port = multiprocessing.get_context("fork"), free_port()
-    ranks = [
-        context.Process(target=_rank, args=(rank, size, port, folder, output))
-        for rank in range(size)
-    ]
-    for process in ranks:
-        process.start()
-    return ranks
+    port = free_port()
+    return [forked(_rank, rank, size, port, folder, output) for rank in range(size)]
 
 
 def finish(ranks: list[Any]) -> list[int]:

@@ -1,7 +1,6 @@
 """A small tree, from its leaves to its target: run, stopped, killed, gone on with."""
 
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -27,7 +26,7 @@ from rbdc.tree.jobs import Job, TrainJob
 from rbdc.tree.lock import holder, locked
 from rbdc.tree.prepare import Prepared, prepare
 from rbdc.tree.run import differences
-from tests.support import QUICK, TINY, folder_data, small_recipe
+from tests.support import QUICK, TINY, folder_data, forked, small_recipe
 
 RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"
 EAGER = Machine(**{**QUICK.to_json(), "checkpoint_minutes": 0.0})  # saves after every step
@@ -159,12 +158,10 @@ def test_killed_twenty_times_it_ends_with_the_same_bits(
     folder: Path, straight: Path, tmp_path: Path
 ) -> None:
     """Real processes, killed with -9 at random moments; what was finished is not touched again."""
-    context = multiprocessing.get_context("fork")
     moments, kills, output = random.Random(0), 0, tmp_path / "run"
     finished: dict[Path, int] = {}
     while kills < 20:
-        process = context.Process(target=_run_and_exit, args=(folder, output))
-        process.start()
+        process = forked(_run_and_exit, folder, output)
         process.join(moments.uniform(0.05, 1.0))
         if process.is_alive():
             os.kill(process.pid or 0, signal.SIGKILL)
@@ -193,10 +190,8 @@ def test_siblings_side_by_side_end_with_the_same_bits(
 
 
 def test_two_runs_in_one_folder(folder: Path, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
     output = tmp_path / "run"
-    first = context.Process(target=_run_and_exit, args=(folder, output))
-    first.start()
+    first = forked(_run_and_exit, folder, output)
     while not (output / "run.json").exists():
         time.sleep(0.01)
     with pytest.raises(RunError, match=rf"in use by another run: process {first.pid} on .+ since"):
@@ -231,9 +226,7 @@ def test_the_data_may_move_and_room_is_needed_once(
 
 def test_a_killed_run_holds_nothing_though_its_workers_live(folder: Path, tmp_path: Path) -> None:
     """Workers that decode images are forked, and outlive a killed parent for seconds."""
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=_run_with_workers, args=(folder, tmp_path / "run"))
-    process.start()
+    process = forked(_run_with_workers, folder, tmp_path / "run")
     while not list(tmp_path.glob("run/jobs/*/checkpoints/step-*")) and process.is_alive():
         time.sleep(0.01)
     assert holder(tmp_path / "run")
@@ -275,9 +268,7 @@ def test_a_folder_of_something_else_is_left_alone(folder: Path, tmp_path: Path) 
 
 def test_a_damaged_checkpoint_is_passed_over(folder: Path, straight: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=_run_and_exit, args=(folder, output))
-    process.start()
+    process = forked(_run_and_exit, folder, output)
     while len(list(output.glob("jobs/*/checkpoints/step-*"))) < 2:
         time.sleep(0.002)
     os.kill(process.pid or 0, signal.SIGKILL)
@@ -362,10 +353,8 @@ def test_a_full_disk_ends_in_two_lines_and_the_run_goes_on(
     folder: Path, straight: Path, tmp_path: Path
 ) -> None:
     """Files may not grow beyond some size: as if the disk were full there."""
-    context = multiprocessing.get_context("fork")
     for limit in (2_000, 20_000, 30_000, 45_000):
-        process = context.Process(target=_run_on_a_small_disk, args=(folder, tmp_path, limit))
-        process.start()
+        process = forked(_run_on_a_small_disk, folder, tmp_path, limit)
         process.join()
         assert process.exitcode == 0
         said = (tmp_path / f"said-{limit}").read_text().splitlines()

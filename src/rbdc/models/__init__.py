@@ -12,7 +12,9 @@ from rbdc.models.build import (
     check_steps,
     family,
     halvings,
+    record_of,
     scaled_widths,
+    shapes_of,
     spec_of,
     timm_builds,
 )
@@ -32,7 +34,9 @@ __all__ = [
     "family",
     "halvings",
     "load",
+    "record_of",
     "scaled_widths",
+    "shapes_of",
     "spec_of",
     "timm_builds",
 ]

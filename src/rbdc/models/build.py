@@ -47,6 +47,11 @@ def shapes_of(spec: ModelSpec) -> Mapping[str, torch.Tensor]:
     return _meta(spec).state_dict()
 
 
+def record_of(spec: ModelSpec) -> Mapping[str, Any]:
+    """What timm's pretrained_cfg says of the model and its images: for looking at."""
+    return _meta(spec).pretrained_cfg  # type: ignore[return-value]
+
+
 @cache
 def _meta(spec: ModelSpec) -> nn.Module:
     with torch.device("meta"):

@@ -8,7 +8,7 @@ from torch import nn
 
 from rbdc.data import DataSet, ImageFormat, ImageSet
 from rbdc.errors import DataError
-from rbdc.models import ModelSpec, build_meta
+from rbdc.models import ModelSpec, record_of
 from rbdc.recipes import Recipe
 
 
@@ -64,8 +64,8 @@ def fit_to_data(spec: ModelSpec, data: DataSet, recipe: Recipe) -> ModelSpec:
 
 def image_format(spec: ModelSpec, recipe: Recipe, data: DataSet) -> ImageFormat:
     """What the model takes, by its own record and the recipe."""
-    record: dict[str, Any] = build_meta(spec).pretrained_cfg  # type: ignore[assignment]
-    config = resolve_data_config(pretrained_cfg=record)
+    record = record_of(spec)
+    config = resolve_data_config(pretrained_cfg=dict(record))
     channels, height, width = record["input_size"]
     if channels not in (1, 3):
         raise DataError(

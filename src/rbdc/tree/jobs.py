@@ -7,6 +7,7 @@ data's fingerprint, and its parents' keys. So a finished job is never done again
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from rbdc.models import ModelSpec
@@ -16,7 +17,7 @@ from rbdc.tree.method import Kept, Method
 FORMAT = 2  # of what a job leaves behind; another number makes other keys
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainJob:
     """Train a model: from its own initialisation (a leaf), or from one grown of its parents."""
 
@@ -50,12 +51,12 @@ class TrainJob:
             "keeps": self.keeps,
         }
 
-    @property
+    @cached_property
     def key(self) -> str:
         return _hash(self.content())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class GrowJob:
     """Make the start of a wide model of trained ones: couple two, or what a rival does."""
 
@@ -82,7 +83,7 @@ class GrowJob:
             "images": self.images,
         }
 
-    @property
+    @cached_property
     def key(self) -> str:
         return _hash(self.content())
 

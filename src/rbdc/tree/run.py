@@ -19,7 +19,7 @@ from rbdc.data import ImageSet, check_batch_size, check_image_size
 from rbdc.data.augment import training_transform
 from rbdc.disk import free_bytes, is_writable, read_json, write_json
 from rbdc.errors import RunError
-from rbdc.models import ModelSpec, build_meta
+from rbdc.models import ModelSpec, shapes_of
 from rbdc.training import image_format
 from rbdc.training.machine import check_machine, default_threads, torch_device
 from rbdc.training.optimizer import optimizer_slots
@@ -145,7 +145,7 @@ def _needed_bytes(nodes: Sequence[Node], shop: Workshop, jobs: int | None) -> in
 
 
 def _model_bytes(spec: ModelSpec) -> int:
-    return sum(t.numel() * t.element_size() for t in build_meta(spec).state_dict().values())
+    return sum(t.numel() * t.element_size() for t in shapes_of(spec).values())
 
 
 def _begin(
