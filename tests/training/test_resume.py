@@ -48,6 +48,7 @@ def run(task: Task, data: DataSet, folder: Path, *stops: int, workers: int = 0) 
                 start=lambda: initial_weights(task),
                 machine=machine,
                 world=World(),
+                blocks=2,
                 stopped=stopped,
             )
         except Interrupted:
@@ -99,6 +100,9 @@ def test_in_memory(name: str, stops: tuple[int, ...], data: DataSet, tmp_path: P
         for which in ("straight", "stopped")
     )
     assert best == other
+    blocks = [(tmp_path / which / "blocks.jsonl").read_text() for which in ("straight", "stopped")]
+    assert blocks[0] == blocks[1]
+    assert [json.loads(line)["step"] for line in blocks[0].splitlines()] == [0, 5, 10, 15]
 
 
 @pytest.mark.parametrize("stops", [(1,), (3, 4), (5,)], ids=["first", "twice", "epoch"])

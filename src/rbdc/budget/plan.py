@@ -18,9 +18,9 @@ from rbdc.budget.schedule import (
     relative_epochs,
     training_flops,
 )
-from rbdc.coupling import inexact_tensors, layout_of
+from rbdc.coupling import inexact_tensors
 from rbdc.errors import PlanError, nearest
-from rbdc.models import ModelSpec, as_spec, build_meta, check_steps, family
+from rbdc.models import ModelSpec, as_spec, build_meta, check_steps, family, halves_layout
 
 IMAGENET_IMAGES = 1_281_167
 ROUNDING_TOLERANCE = 0.03  # more of a difference than this is worth a warning
@@ -307,5 +307,4 @@ def _check_number(name: str, value: float, *, at_least: float, at_most: float = 
 @cache
 def _inexact(narrow: ModelSpec) -> tuple[str, ...]:
     """Couple by shape only: what cannot be coupled, or not exactly, is said before any training."""
-    model = build_meta(narrow)
-    return inexact_tensors(layout_of(model, build_meta(narrow.scaled(2))), model)
+    return inexact_tensors(halves_layout(narrow.scaled(2)), build_meta(narrow))

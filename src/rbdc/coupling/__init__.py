@@ -1,9 +1,11 @@
 """Coupling: two narrow models in, one wide model out. No disk, no clock, no globals.
 
 Read in this order: `layout` (which axes are wide), `rules` (the paper's equations), `couple` (two
-models into a third), `checks` (what must hold before), `verify` (the proof after).
+models into a third), `checks` (what must hold before), `verify` (the proof after), `blocks` (what
+becomes of the blocks in training).
 """
 
+from rbdc.coupling.blocks import block_sizes
 from rbdc.coupling.checks import ClassNames, class_names, set_class_names
 from rbdc.coupling.couple import OffDiagonal, couple
 from rbdc.coupling.layout import Axes, Layout, inexact_tensors, layout_of
@@ -18,6 +20,7 @@ __all__ = [
     "CouplingProof",
     "Layout",
     "OffDiagonal",
+    "block_sizes",
     "check_slots",
     "class_names",
     "couple",

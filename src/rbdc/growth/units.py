@@ -15,9 +15,8 @@ from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from rbdc.coupling import layout_of
 from rbdc.errors import ModelError
-from rbdc.models import ModelSpec, build_meta
+from rbdc.models import ModelSpec, build_meta, halves_layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +74,7 @@ def units_of(narrow: ModelSpec) -> Units:
     """The groups of a model. One with layers that are not listed here is refused."""
     model: Any = build_meta(narrow)
     _check_mixing(model, narrow)
-    layout = layout_of(model, build_meta(narrow.scaled(2)))
+    layout = halves_layout(narrow.scaled(2))
     if isinstance(model, ResNet):
         places = dict(_resnet(model))
     elif isinstance(model, VisionTransformer):

@@ -13,6 +13,7 @@ import timm
 import torch
 from torch import nn
 
+from rbdc.coupling import Layout, layout_of
 from rbdc.errors import ModelError, WidthError, nearest
 from rbdc.models.families import Family, Widths, family_of
 from rbdc.models.spec import ModelSpec
@@ -50,6 +51,12 @@ def shapes_of(spec: ModelSpec) -> Mapping[str, torch.Tensor]:
 def record_of(spec: ModelSpec) -> Mapping[str, Any]:
     """What timm's pretrained_cfg says of the model and its images: for looking at."""
     return _meta(spec).pretrained_cfg  # type: ignore[return-value]
+
+
+@cache
+def halves_layout(spec: ModelSpec) -> Layout:
+    """How the model's tensors are made of those of two that are half as wide."""
+    return layout_of(_meta(spec.scaled(0.5)), _meta(spec))
 
 
 @cache

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from rbdc.coupling import layout_of
-from rbdc.models.build import build_empty, build_meta, spec_of
+from rbdc.models.build import build_empty, halves_layout, spec_of
 
 MARK = ".parametrizations."  # torch's: in the names of what a weight is made of
 
@@ -42,8 +41,7 @@ def use_templates(model: nn.Module, count: int) -> nn.Module:
     never have weight decay.
     """
     assert count > 1, "growth needs a second row of coefficients"
-    wide = build_meta(spec_of(model).scaled(2))
-    for name, axes in layout_of(model, wide).items():
+    for name, axes in halves_layout(spec_of(model).scaled(2)).items():
         if axes.input_axis is not None and len(axes.wide) == 2:
             path, _, attribute = name.rpartition(".")
             register_parametrization(model.get_submodule(path), attribute, _Mixture(count))

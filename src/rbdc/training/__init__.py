@@ -4,12 +4,14 @@
 """
 
 from rbdc.training.evaluation import Scores, evaluate
-from rbdc.training.loop import Progress, Trained, train
+from rbdc.training.loop import train
+from rbdc.training.progress import Observer, Progress, Trained
 from rbdc.training.state import Start, initial_weights
 from rbdc.training.task import Task, fit_to_data, image_format
 from rbdc.training.world import World, join_world
 
 __all__ = [
+    "Observer",
     "Progress",
     "Scores",
     "Start",

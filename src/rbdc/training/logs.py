@@ -1,4 +1,4 @@
-"""What a training leaves for people to read: summary.csv, log.jsonl, TensorBoard."""
+"""What a training leaves for people to read: summary.csv, log.jsonl, blocks.jsonl, TensorBoard."""
 
 import csv
 import io
@@ -6,11 +6,11 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rbdc.disk import write_text
 
-SUMMARY, LOG, BOARD = "summary.csv", "log.jsonl", "tensorboard"
+SUMMARY, LOG, BLOCKS, BOARD = "summary.csv", "log.jsonl", "blocks.jsonl", "tensorboard"
 
 
 class Logs:
@@ -19,9 +19,7 @@ class Logs:
 
     def __init__(self, folder: Path, *, step: int, gflops: int, tensorboard: bool) -> None:
         self.folder = folder
-        kept = [line for line in _lines(folder / LOG) if line["step"] <= step]
-        write_text(folder / LOG, "".join(json.dumps(line) + "\n" for line in kept), durable=True)
-        self._file = (folder / LOG).open("a")
+        self._file, self._blocks = (_goes_on(folder / name, step) for name in (LOG, BLOCKS))
         # Two folders: TensorBoard takes back what comes after a step, and GFLOPs are no steps.
         starts = {"step": step, "gflops": gflops} if tensorboard else {}
         self._boards = {axis: _board(folder / BOARD / axis, at) for axis, at in starts.items()}
@@ -46,6 +44,17 @@ class Logs:
             "eval", row, [name for name in row if name.endswith(("top1", "top5", "loss"))]
         )
 
+    def blocks(
+        self, when: Mapping[str, float], sizes: Mapping[str, Sequence[Sequence[float]]]
+    ) -> None:
+        """The sizes of the blocks of each weight, to four digits."""
+        rounded = {
+            name: [[float(f"{size:.4g}") for size in row] for row in rows]
+            for name, rows in sizes.items()
+        }
+        self._blocks.write(json.dumps({**when, "blocks": rounded}) + "\n")
+        self._blocks.flush()
+
     def _scalars(self, group: str, values: Mapping[str, float], names: Sequence[str]) -> None:
         for axis, board in self._boards.items():
             at = int(values["step"] if axis == "step" else values["flops"] / 1e9)
@@ -59,8 +68,16 @@ class Logs:
 
     def close(self) -> None:
         self._file.close()
+        self._blocks.close()
         for board in self._boards.values():
             board.close()
+
+
+def _goes_on(path: Path, step: int) -> TextIO:
+    """Open it behind what was logged up to the step."""
+    kept = [line for line in _lines(path) if line["step"] <= step]
+    write_text(path, "".join(json.dumps(line) + "\n" for line in kept), durable=True)
+    return path.open("a")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ checkpoint. So a training that is stopped anywhere and goes on ends with the sam
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rbdc.coupling import set_class_names
+from rbdc.coupling import block_sizes, set_class_names
 from rbdc.data import DataSet, EvaluationBatches, TrainingBatches
 from rbdc.errors import Interrupted, TrainingError
-from rbdc.models import export
+from rbdc.models import export, halves_layout
 from rbdc.models.templates import folded
 from rbdc.recipes import Machine
 from rbdc.training.checkpoint import latest_checkpoint, save_checkpoint
 from rbdc.training.evaluation import Scores, evaluate
 from rbdc.training.logs import Logs
 from rbdc.training.machine import make_deterministic, torch_device
+from rbdc.training.progress import Observer, Progress, Trained
 from rbdc.training.state import Start, State, part
 from rbdc.training.task import Task, describe_images, image_format
 from rbdc.training.world import World
@@ -32,42 +32,7 @@ from rbdc.training.world import World
 CHECKPOINTS, BEST = "checkpoints", "best"
 FIRST_SAVE_SECONDS = 0.05  # a guess: a training of seconds need not be saved on the way
 LOGGED_STEPS, BOARD_STEPS = 1000, 100  # of a training, evenly spread: log.jsonl, TensorBoard
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """What an observer is told, a few times a second at most."""
-
-    step: int
-    steps: int
-    epoch: int
-    epochs: float
-    loss: float
-    lr: float
-    images_per_second: float
-    scores: Scores | None = None
-    """At the end of an epoch."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trained:
-    """The result of a training."""
-
-    state: State
-    history: list[dict[str, Any]]
-    """A row an evaluation; the last is that of the last weights."""
-    best: dict[str, Any]
-    """The best evaluation: its step, epoch and accuracy."""
-    images: int
-    """Training images seen."""
-    seconds: float
-    """Of training, evaluation included, over all sittings."""
-
-
-Observer = Callable[[Progress], None]
+LOGGED_BLOCKS = 100  # times that blocks of weights are looked at in a training
 
 
 def train(
@@ -81,6 +46,7 @@ def train(
     teacher: nn.Module | None = None,
     flops_per_image: float = 0.0,
     flops_before: float = 0.0,
+    blocks: int = 1,
     observe: Observer = lambda _progress: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Trained:
@@ -88,14 +54,15 @@ def train(
 
     When `stopped` says so, the step is finished, saved, and Interrupted is raised. The best model
     by accuracy is kept in `folder/best`. FLOPs are only logged: an image costs `flops_per_image`,
-    and `flops_before` were spent on the parents.
+    and `flops_before` were spent on the parents. Weights are looked at in `blocks` x `blocks`
+    blocks, now and then.
     """
     if machine.threads:
         torch.set_num_threads(machine.threads)
     if machine.deterministic:
         make_deterministic()
     flops = (flops_before, flops_per_image)
-    session = _Session(task, data, folder, start, machine, world, teacher, observe, flops)
+    session = _Session(task, data, folder, start, machine, world, teacher, observe, flops, blocks)
     try:
         return session.run(stopped)
     except torch.OutOfMemoryError as error:
@@ -122,6 +89,7 @@ class _Session:
         teacher: nn.Module | None,
         observe: Observer,
         flops: tuple[float, float],
+        blocks: int,
     ) -> None:
         self.task, self.data, self.folder, self.machine = task, data, folder, machine
         self.world, self.observe, self.flops = world, observe, flops
@@ -173,6 +141,10 @@ class _Session:
             if world.is_main
             else None
         )
+        self.layout = halves_layout(task.model) if blocks > 1 and not task.templates else None
+        self.blocks = blocks
+        if self.state.step == 0:
+            self._log_blocks()
         self.began = self.saved_at = self.told_at = time.monotonic()
         self.save_seconds = FIRST_SAVE_SECONDS
         self.since, self.speed = (self.state.step, self.began), 0.0  # of this epoch
@@ -268,6 +240,8 @@ class _Session:
             self.best_weights = {name: tensor.clone() for name, tensor in weights.items()}
         if self.logs:
             self.logs.epoch(self.history)
+        if epoch % max(1, round(self.task.epochs) // LOGGED_BLOCKS) == 0 or step == self.steps:
+            self._log_blocks()
         self.since = (step, time.monotonic())
         self._tell(Scores(top1=row["top1"], top5=row["top5"], loss=row["loss"]))
 
@@ -372,6 +346,18 @@ class _Session:
                     "seconds": self._seconds(),
                 },
                 board=board,
+            )
+
+    def _log_blocks(self) -> None:
+        if self.logs and self.layout:
+            sizes = block_sizes(self.state.model.state_dict(), self.layout, self.blocks)
+            self.logs.blocks(
+                {
+                    "step": self.state.step,
+                    "epoch": self.state.step / self.steps_per_epoch,
+                    "flops": self._flops(),
+                },
+                sizes,
             )
 
     def _flops(self) -> float:

@@ -14,10 +14,19 @@ from torch import Tensor
 from rbdc.budget import CounterName, forward_flops, training_flops
 from rbdc.data import DataSet, EvaluationBatches, TrainingBatches
 from rbdc.disk import write_text
-from rbdc.models import build_empty, export, load
+from rbdc.models import build_empty, export, halvings, load
 from rbdc.models.templates import folded
 from rbdc.recipes import Machine
-from rbdc.training import Progress, Start, Trained, World, evaluate, initial_weights, train
+from rbdc.training import (
+    Observer,
+    Progress,
+    Start,
+    Trained,
+    World,
+    evaluate,
+    initial_weights,
+    train,
+)
 from rbdc.training.checkpoint import read_state, write_state
 from rbdc.training.machine import torch_device
 from rbdc.training.objective import Objective
@@ -42,9 +51,6 @@ class Workshop:
     world: World
     teacher: Teacher | None = None
     counter: CounterName = "fvcore+sdpa"
-
-
-Observer = Callable[[Progress], None]
 
 
 def execute(
@@ -85,6 +91,7 @@ def _train(
         teacher=shop.teacher.model if shop.teacher else None,
         flops_per_image=per_image,
         flops_before=before,
+        blocks=_blocks(job),
         observe=note,
         stopped=stopped,
     )
@@ -92,6 +99,14 @@ def _train(
     if shop.world.is_main:
         _keep(job, folder, trained, result)
     return result
+
+
+def _blocks(job: TrainJob) -> int:
+    """Blocks a side that a weight is looked at in: one for each leaf, or two of what never was."""
+    if job.initial is None:
+        return 2 if halvings(job.model) else 1
+    parent = job.initial.parents[0]
+    return 2 if parent.initial is None else 2 * _blocks(parent)
 
 
 def _result(shop: Workshop, trained: Trained, per_image: float) -> dict[str, Any]:

@@ -15,7 +15,7 @@ RUN/
       start/            of a coupling: what the wide model starts with
       kept/             for the coupling: the optimizer's state, where it is carried over
       checkpoints/      of a training under way
-      summary.csv, log.jsonl, tensorboard/
+      summary.csv, log.jsonl, blocks.jsonl, tensorboard/
 """
 
 RUN, RESULT, LOCK, JOBS = "run.json", "result.json", "run.lock", "jobs"
