@@ -1,4 +1,4 @@
-"""The command line: `rbdc plan`, `rbdc train`, `rbdc status`, `rbdc couple`.
+"""The command line: `rbdc plan`, `rbdc train`, `rbdc compare` and the others.
 
 One thin function a command; what needs torch is imported when the command runs, so that --help
 answers at once. A user's mistake ends with two lines on stderr and exit code 2.
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "compare": _compare,
             "reproduce": _reproduce,
             "status": _status,
+            "report": _report,
             "couple": _couple,
         }
         command[parsed.subcommand](parsed[parsed.subcommand])
@@ -87,6 +88,7 @@ def _plan(options: Namespace) -> None:
 
 def _train(options: Namespace) -> None:
     from rbdc.report.live import LiveRun
+    from rbdc.report.page import REPORT, write_report
     from rbdc.report.run import result_lines
     from rbdc.training import join_world
     from rbdc.training.world import leave_world
@@ -111,7 +113,8 @@ def _train(options: Namespace) -> None:
                 output, machine=machine, watch=live, jobs=options.jobs, world=world
             )
         if world.is_main:
-            print("\n" + "\n".join(result_lines(result, output)))
+            page = write_report([output], output / REPORT)
+            print("\n" + "\n".join(result_lines(result, output, page)))
     finally:
         leave_world()
 
@@ -245,6 +248,7 @@ def _run_comparison(
 def _show_comparison(output: Path, options: Namespace, console: Any) -> None:
     from rbdc.experiments.results import read_summary
     from rbdc.report.compare import comparison_table, save_comparison_plots
+    from rbdc.report.page import REPORT, write_report
 
     summary = read_summary(output)
     if summary is None:
@@ -254,6 +258,7 @@ def _show_comparison(output: Path, options: Namespace, console: Any) -> None:
     console.print(comparison_table(summary))
     for path in save_comparison_plots(summary, output):
         console.print(f"picture {path}", highlight=False)
+    console.print(f"page {write_report([output], output / REPORT)}", highlight=False)
 
 
 def _introduce(prepared: Any, name: str, output: Path) -> None:
@@ -289,6 +294,27 @@ def _status(options: Namespace) -> None:
         print(json.dumps(status, indent=2))
     else:
         _print(status_table(status))
+
+
+def _report(options: Namespace) -> None:
+    from rbdc.report.page import REPORT, write_report
+
+    folders = list(dict.fromkeys(options.runs))
+    if options.serve:
+        _serve(folders, options.port)
+        return
+    print(f"page {write_report(folders, options.output or folders[0] / REPORT)}")
+
+
+def _serve(folders: Sequence[Path], port: int) -> None:
+    from rbdc.report.page import read_state
+    from rbdc.report.serve import make_server
+
+    read_state(folders)  # a mistake is said here
+    with make_server(folders, port) as server:
+        print(f"http://{server.server_address[0]!s}:{server.server_address[1]}  (Ctrl-C ends it)")
+        sys.stdout.flush()
+        server.serve_forever()
 
 
 def _couple(options: Namespace) -> None:

@@ -61,6 +61,7 @@ def make_parser(version: str) -> ArgumentParser:
     commands.add_subcommand("compare", _compare_parser(), help="protocols at equal FLOPs")
     commands.add_subcommand("reproduce", _reproduce_parser(), help="the paper's experiments")
     commands.add_subcommand("status", _status_parser(), help="how far a run is")
+    commands.add_subcommand("report", _report_parser(), help="a run as a page to look at")
     commands.add_subcommand("couple", _couple_parser(), help="two models into one twice as wide")
     return parser
 
@@ -205,6 +206,22 @@ def _status_parser() -> ArgumentParser:
     parser = _Parser(description="How far a run is.", epilog="rbdc status runs/demo")
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
+    return parser
+
+
+def _report_parser() -> ArgumentParser:
+    parser = _Parser(
+        description="Runs and comparisons as one self-contained page: the tree, the budget, "
+        "learning curves, tables, weights, and how to repeat it.",
+        epilog="rbdc report runs/demo",
+    )
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", help="folders of runs or of comparisons")
+    add("--output", type=Path, help="the page; by default report.html in the first run's folder")
+    add("--figures", type=Path, help="folder for figures as PNG, SVG and PDF files")
+    add("--serve", action="store_true",
+        help="show it at 127.0.0.1 and keep it up to date instead of writing it")  # fmt: skip
+    add("--port", type=int, default=0, help="for --serve; by default a free one")
     return parser
 
 

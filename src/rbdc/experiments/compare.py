@@ -19,7 +19,7 @@ from rbdc.growth import Protocol, Setting, parse_protocol
 from rbdc.models import family
 from rbdc.recipes import Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World
-from rbdc.tree.engine import Engine, Watcher
+from rbdc.tree.engine import Engine, Event, Watcher
 from rbdc.tree.execute import Workshop, flops_by_key, own_flops, subtree_flops
 from rbdc.tree.jobs import TrainJob
 from rbdc.tree.nodes import Node
@@ -186,7 +186,7 @@ class Comparison:
         """
         shop = self._shop(output, machine, world)
 
-        def run(entries: Sequence[Entry]) -> None:
+        def run(entries: Sequence[Entry], watch: Watcher) -> None:
             nodes = unique(entries)
             announce(nodes)
             try:
@@ -206,7 +206,7 @@ class Comparison:
         rates, tuned = self.same_rate(), []
         if self.asked.tune:
             tuned = self.tuning()
-            run(tuned)
+            run(tuned, watch)
             rates = self._best_rates(tuned, shop.store)
         entries = self.entries(rates)
 
@@ -216,10 +216,17 @@ class Comparison:
                 write_results(output, summary)
             return summary
 
+        targets = {entry.trial.target.job.key for entry in entries}
+
+        def watched(event: Event) -> None:
+            watch(event)
+            if event.kind == "finished" and event.key in targets:
+                summarized()  # of what there is: for those who look on, and for a killed run
+
         try:
-            run([*tuned, *entries])
+            run([*tuned, *entries], watched)
         except Interrupted:
-            summarized()  # of what there is
+            summarized()
             raise
         return summarized()
 

@@ -23,7 +23,7 @@ def run_status(folder: Path) -> dict[str, Any]:
     if run is None:
         raise RunError(f"{folder} holds no run", f"A run's folder has a {RUN}.")
     owner = holder(folder)
-    nodes = [_node_status(folder, node, owner is not None) for node in run["nodes"]]
+    nodes = [node_status(folder, node, owner is not None) for node in run["nodes"]]
     about = run["request"].get("plan") or run["request"]["setting"]  # a run's, or a comparison's
     tree = [node for node in nodes if node["name"] != "standard"]
     spent = sum(node["flops"] for node in tree)
@@ -39,7 +39,8 @@ def run_status(folder: Path) -> dict[str, Any]:
     }
 
 
-def _node_status(folder: Path, node: Mapping[str, Any], someone_runs: bool) -> dict[str, Any]:
+def node_status(folder: Path, node: Mapping[str, Any], someone_runs: bool) -> dict[str, Any]:
+    """How far one job of a run is; `node` is its description in run.json."""
     place = folder / node["folder"]
     result, failed = read_json(place / RESULT), read_json(place / FAILED)
     progress = read_json(place / PROGRESS)
@@ -101,7 +102,7 @@ def _state(node: Mapping[str, Any]) -> str:
     return str(node["state"])
 
 
-def result_lines(result: Mapping[str, Any], output: Path) -> list[str]:
+def result_lines(result: Mapping[str, Any], output: Path, page: Path) -> list[str]:
     """What `rbdc train` says at the end: whoever won."""
     flops = readable_flops(result["training_flops"])
     lines = [f"RBDC:      top-1 {result['top1']:.2%} with {flops} for all models of the tree"]
@@ -127,4 +128,4 @@ def result_lines(result: Mapping[str, Any], output: Path) -> list[str]:
         if result["timm_loads"]
         else f'rbdc.load("{model}")'
     )
-    return [*lines, "", f"look at    rbdc status {output}", f"load with  {how}"]
+    return [*lines, "", f"open       {page}", f"load with  {how}"]

@@ -1,0 +1,67 @@
+"""The report: runs as one self-contained page, which needs no network and no server."""
+
+import base64
+import gzip
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+from plotly.offline import get_plotlyjs
+
+from rbdc.disk import write_text
+from rbdc.errors import RbdcError
+from rbdc.report.read import read_run
+
+REPORT, MARK = "report.html", b'name="generator" content="rbdc"'
+SCRIPTS = ("dom.js", "tree.js", "charts.js", "page.js")
+
+
+def read_state(folders: Sequence[Path]) -> dict[str, Any]:
+    """What the page shows."""
+    return {"runs": [read_run(folder) for folder in folders]}
+
+
+def render(state: dict[str, Any], *, refresh_seconds: float = 0.0) -> str:
+    """The page. One that is served asks for a new state every so many seconds."""
+    here = files("rbdc.report.page")
+    template = Environment(autoescape=True).from_string((here / "page.html.j2").read_text())
+    return template.render(
+        title=" · ".join(run["name"] for run in state["runs"]) + " – RBDC",
+        state=state,
+        style=(here / "page.css").read_text(),
+        script="\n".join((here / name).read_text() for name in SCRIPTS),
+        plotly=_charts_library(),
+        live=refresh_seconds,
+    )
+
+
+def write_report(folders: Sequence[Path], output: Path) -> Path:
+    """One HTML file of all these runs; where it is."""
+    check_report(output)
+    write_text(output, render(read_state(folders)))
+    return output
+
+
+def check_report(output: Path) -> None:
+    """Refuse what is no place for a page, or holds something else."""
+    if output.suffix not in (".html", ".htm"):
+        raise RbdcError(f"{output} is not a page's name", "End it in .html.")
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        where = output if output.is_dir() else output.absolute().parent
+        raise RbdcError(
+            f"{where} is {'' if output.is_dir() else 'not '}a folder",
+            "Give a file's name in a folder that exists.",
+        )
+    if output.exists() and MARK not in output.read_bytes()[:1000]:
+        raise RbdcError(
+            f"{output} exists and is no report", "Choose another name, or remove it yourself."
+        )
+
+
+@cache
+def _charts_library() -> str:
+    """Plotly is large: packed, and unpacked by the browser."""
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

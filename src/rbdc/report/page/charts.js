@@ -1,0 +1,180 @@
+// The charts: what is plotted, and in which colours. Plotly draws.
+"use strict";
+
+const PALETTE = ["#7f7f7f", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#b2182b", "#66a61e", "#1b9e9e", "#a6761d"];
+const SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star", "triangle-left", "triangle-right"];
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const levelColour = (level) => style(`--level${level % 5}`);
+
+function plot(element, traces, layout, click) {
+  if (!window.Plotly) return;
+  const axis = { gridcolor: style("--grid"), zerolinecolor: style("--grid"), linecolor: style("--line"), automargin: true };
+  const { xaxis, yaxis, ...rest } = layout;
+  Plotly.react(element, traces, {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest",
+    font: { family: "system-ui, sans-serif", size: 13, color: style("--text") },
+    margin: { l: 60, r: 16, t: 16, b: 48 }, height: 400,
+    legend: { orientation: "h", y: 1.02, x: 0, yanchor: "bottom" },
+    hoverlabel: { namelength: -1 },
+    xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
+  }, { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+  element.removeAllListeners("plotly_click");
+  if (click) element.on("plotly_click", (event) => click(event.points[0]));
+}
+
+// Learning curves
+
+const X_AXES = [["epochs", "epochs, parents' before"], ["flops", "FLOPs, parents' included"], ["time", "time, parents' included"]];
+const Y_AXES = [["top1", "test accuracy"], ["loss", "test loss"], ["train", "training loss"], ["lr", "learning rate"]];
+
+function curveX(node, columns, axis, unit) {
+  if (axis === "flops") return columns.flops.map((value) => value / unit);
+  if (axis === "time") return columns.seconds.map((value) => (node.seconds_before + value) / 60);
+  return columns.epoch.map((value) => node.epochs_before + value);
+}
+
+function curve(node, x, y, unit) {
+  const columns = y === "train" || y === "lr" ? node.steps : node.history;
+  const values = columns[{ top1: "ema_top1" in columns ? "ema_top1" : "top1", loss: "loss", train: "loss", lr: "lr" }[y]];
+  if (!values || !values.length) return null;
+  const xs = curveX(node, columns, x, unit), ys = values.map((value) => (y === "top1" && value !== null ? 100 * value : value));
+  if (y === "top1" && isNumber(node.start_top1)) {
+    const own = { epoch: [0], flops: [flopsBefore(node)], seconds: [0] };
+    xs.unshift(curveX(node, own, x, unit)[0]);
+    ys.unshift(100 * node.start_top1);
+  }
+  return { xs, ys };
+}
+
+const flopsBefore = (node) => {
+  const { flops, epoch } = node.history; // FLOPs grow evenly with epochs
+  if (!flops || !flops.length) return 0;
+  return flops.length > 1 && epoch[1] > epoch[0]
+    ? Math.max(0, flops[0] - ((flops[1] - flops[0]) / (epoch[1] - epoch[0])) * epoch[0])
+    : Math.max(0, flops[0] - node.planned_flops * (epoch[0] / node.epochs));
+};
+
+function drawCurves(element, run, nodes, x, y) {
+  const unit = run.about.baseline_flops || 1, seen = new Set();
+  const traces = nodes.map((node) => {
+    const found = curve(node, x, y, unit);
+    if (!found) return null;
+    const standard = node.name.startsWith("standard"), group = standard ? "standard" : `width ${digits(node.width)}`;
+    const first = !seen.has(group);
+    seen.add(group);
+    const colour = standard ? style("--quiet") : levelColour(node.level);
+    const few = found.xs.length < 60 && y !== "train" && y !== "lr";
+    return {
+      x: found.xs, y: found.ys, name: group, legendgroup: group, showlegend: first, mode: few ? "lines+markers" : "lines",
+      line: { color: colour, width: 1.5, dash: standard ? "dash" : "solid" }, marker: { size: 5 },
+      text: found.xs.map(() => node.name), hovertemplate: "%{text}<br>%{y:.4~g} at %{x:.4~g}<extra></extra>",
+    };
+  }).filter(Boolean);
+  const titles = { epochs: "epochs", flops: run.about.baseline_flops ? "FLOPs, standard training is 1" : "FLOPs", time: "minutes" };
+  const units = { top1: "top-1 accuracy (%)", loss: "test loss", train: "training loss", lr: "learning rate" };
+  plot(element, traces, { xaxis: { title: { text: titles[x] }, rangemode: "tozero" }, yaxis: { title: { text: units[y] } } });
+}
+
+function drawNode(element, node) {
+  const traces = [
+    { x: node.steps.epoch, y: node.steps.loss, name: "training loss", mode: "lines", line: { color: style("--quiet"), width: 1 }, yaxis: "y2" },
+    { x: node.history.epoch, y: (node.history.ema_top1 || node.history.top1 || []).map((v) => 100 * v), name: "test accuracy (%)", mode: "lines+markers", line: { color: levelColour(node.level) } },
+  ].filter((trace) => trace.x && trace.y);
+  plot(element, traces, {
+    height: 280, xaxis: { title: { text: "epochs" }, rangemode: "tozero" }, yaxis: { title: { text: "top-1 (%)" } },
+    yaxis2: { overlaying: "y", side: "right", title: { text: "training loss" }, showgrid: false, automargin: true },
+  });
+}
+
+// Comparisons
+
+function drawTrade(element, summary, x) {
+  const lines = summary.lines.filter((line) => isNumber(line.top1));
+  const protocols = [...new Set(lines.map((line) => line.protocol))];
+  const budgets = new Set(lines.filter((line) => line.protocol !== "standard").map((line) => line.budget));
+  if (budgets.size === 1 && x === "flops") return drawForest(element, lines);
+  const place = (line) => (x === "flops" ? line.flops : line.seconds / 60);
+  const places = lines.map(place), spread = (Math.max(...places) - Math.min(...places)) * 0.004;
+  const traces = protocols.map((protocol, number) => {
+    const own = lines.filter((line) => line.protocol === protocol).sort((a, b) => place(a) - place(b));
+    const aside = x === "flops" ? spread * (number - (protocols.length - 1) / 2) : 0;
+    return {
+      x: own.map((line) => place(line) + aside), y: own.map((line) => 100 * line.top1), name: protocol, mode: "lines+markers",
+      error_y: { type: "data", array: own.map((line) => 100 * (line.top1_interval || 0)), thickness: 1, width: 3 },
+      line: { color: PALETTE[number % PALETTE.length], width: 1.5, dash: number < PALETTE.length ? "solid" : "dot" },
+      marker: { symbol: SHAPES[number % SHAPES.length], size: 7 },
+      customdata: own.map((line) => [epochsOf(line), line.seeds]),
+      hovertemplate: "%{y:.2f} % at %{x:.3~g}<br>epochs %{customdata[0]}, %{customdata[1]} seeds<extra>%{fullData.name}</extra>",
+    };
+  });
+  const title = x === "flops" ? "FLOPs of all models, standard training is 1 (points moved aside to be seen)" : "minutes of all models, one after the other";
+  plot(element, traces, { height: 460, xaxis: { title: { text: title } }, yaxis: { title: { text: "top-1 accuracy (%)" } } });
+}
+
+function drawForest(element, lines) {
+  // one budget: protocols below each other are easier to read than points on one spot
+  const sorted = [...lines].sort((a, b) => a.top1 - b.top1);
+  const name = (line) => `${line.protocol} (${digits(line.flops, 3)})`;
+  const trace = {
+    x: sorted.map((line) => 100 * line.top1), y: sorted.map(name), mode: "markers", showlegend: false,
+    error_x: { type: "data", array: sorted.map((line) => 100 * (line.top1_interval || 0)), thickness: 1.2, width: 4 },
+    marker: { size: 9, color: sorted.map((line) => (line.protocol.startsWith("rbdc") ? style("--level1") : line.protocol === "standard" ? style("--text") : style("--accent"))) },
+    customdata: sorted.map((line) => [epochsOf(line), line.seeds]),
+    hovertemplate: "%{x:.2f} %<br>epochs %{customdata[0]}, %{customdata[1]} seeds<extra></extra>",
+  };
+  plot(element, [trace], { height: 100 + 26 * sorted.length, xaxis: { title: { text: "top-1 accuracy (%), mean and 95 % interval; in brackets FLOPs" } } });
+}
+
+function epochsOf(line) {
+  const levels = Object.keys(line.epochs).map(Number).sort((a, b) => b - a).map((level) => line.epochs[level]);
+  return levels.map((counts) => [...new Set(counts.map((count) => digits(count, 3)))].join("+")).join(" / ");
+}
+
+// Weights
+
+function halves(sizes) {
+  // of n x n blocks: off-diagonal over diagonal of the 2 x 2 split
+  const n = Math.sqrt(sizes.length), sums = [0, 0];
+  sizes.forEach((size, i) => { sums[Math.floor(i / n) < n / 2 === i % n < n / 2 ? 0 : 1] += size * size; });
+  return sums[0] > 0 ? Math.sqrt(sums[1] / sums[0]) : null;
+}
+
+const relative = (blocks) => blocks.sizes.map((layers) => layers.map(halves)); // [time][layer]
+const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+function drawGrown(element, nodes) {
+  const traces = nodes.map((node) => {
+    const standard = node.name.startsWith("standard"), values = relative(node.blocks).map((layers) => mean(layers.filter(isNumber)));
+    return {
+      x: node.blocks.epoch, y: values, name: shortName(node), mode: "lines+markers", marker: { size: 4 },
+      line: { color: standard ? style("--quiet") : levelColour(node.level), dash: standard ? "dash" : "solid", width: 1.5 },
+    };
+  });
+  plot(element, traces, { height: 320, xaxis: { title: { text: "epochs since the coupling" }, rangemode: "tozero" }, yaxis: { title: { text: "off-diagonal / diagonal" }, rangemode: "tozero" } });
+}
+
+function drawLayers(element, blocks, choose) {
+  const values = relative(blocks), count = blocks.names.length;
+  const z = blocks.names.map((_, layer) => values.map((layers) => layers[layer]));
+  const trace = {
+    type: "heatmap", x: blocks.epoch.map((epoch) => digits(epoch, 3)), y: blocks.names, z, colorscale: "Cividis", zmin: 0,
+    colorbar: { title: { text: "off / on", side: "right" }, thickness: 12 }, hovertemplate: "%{y}<br>epoch %{x}: %{z:.3f}<extra></extra>",
+  };
+  plot(element, [trace], {
+    height: 110 + 15 * count, xaxis: { title: { text: "epochs" }, type: "category", nticks: 12 },
+    yaxis: { autorange: "reversed", tickfont: { size: 11 }, dtick: 1, showgrid: false }, margin: { l: 60, r: 8, t: 10, b: 48 },
+  }, (point) => choose(blocks.names.indexOf(point.y)));
+}
+
+function drawBlocks(element, sizes) {
+  const n = Math.sqrt(sizes.length), names = [...Array(n).keys()].map((i) => `leaf ${i + 1}`);
+  const z = names.map((_, row) => sizes.slice(row * n, (row + 1) * n));
+  const trace = {
+    type: "heatmap", x: names, y: names, z, colorscale: "Cividis", zmin: 0, showscale: true, colorbar: { thickness: 12 },
+    texttemplate: n <= 4 ? "%{z:.3~g}" : "", hovertemplate: "out of %{x}, into %{y}: %{z:.4~g}<extra></extra>", xgap: 2, ygap: 2,
+  };
+  plot(element, [trace], {
+    height: 340, xaxis: { title: { text: "input" }, constrain: "domain" },
+    yaxis: { title: { text: "output" }, autorange: "reversed", scaleanchor: "x", constrain: "domain" }, margin: { l: 60, r: 8, t: 10, b: 48 },
+  });
+}

@@ -1,0 +1,62 @@
+// Elements, and numbers as people read them. Text goes in as text: nothing from data becomes HTML.
+"use strict";
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false)
+      element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+const s = (tag, attributes, ...children) =>
+  fill(document.createElementNS(SVG, tag), attributes, children);
+
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+const percent = (value, digits = 2) => (isNumber(value) ? (100 * value).toFixed(digits) + " %" : "–");
+const interval = (value) => (isNumber(value) ? " ± " + (100 * value).toFixed(2) : "");
+const digits = (value, count = 4) =>
+  isNumber(value) ? String(Number(value.toPrecision(count))) : "–";
+
+function flops(value) {
+  if (!isNumber(value)) return "–";
+  for (const [size, prefix] of [[1e21, "Z"], [1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"]])
+    if (value >= size) return digits(value / size) + " " + prefix + "FLOPs";
+  return digits(value) + " FLOPs";
+}
+
+function duration(seconds) {
+  if (!isNumber(seconds)) return "–";
+  const whole = Math.round(seconds), pad = (n) => String(n).padStart(2, "0");
+  const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
+  return hours ? `${hours}:${pad(minutes)}:${pad(whole % 60)}` : `${minutes}:${pad(whole % 60)}`;
+}
+
+function table(columns, rows) {
+  // columns: [title, is it a number]; rows: arrays of text, numbers as text, or elements
+  const kind = (number) => ({ class: columns[number][1] ? "number" : "text" });
+  return h("div", { class: "scroll" }, h("table", {},
+    h("thead", {}, h("tr", {}, columns.map(([title], i) => h("th", kind(i), title)))),
+    h("tbody", {}, rows.map((row) => h("tr", { class: row.first ? "first" : null },
+      row.map((cell, i) => h("td", kind(i), cell)))))));
+}
+
+function facts(pairs) {
+  return h("div", { class: "scroll" }, h("table", {}, h("tbody", {},
+    pairs.filter(([, value]) => value !== null && value !== undefined && value !== "")
+      .map(([name, value]) => h("tr", {}, h("td", { class: "quiet" }, name), h("td", { class: "text" }, value))))));
+}
+
+function choice(label, options, chosen, change) {
+  // options: [value, text]
+  return h("label", {}, label, h("select", { "data-choice": label, onchange: (e) => change(e.target.value) },
+    options.map(([value, text]) => h("option", { value, selected: String(value) === String(chosen) }, text))));
+}
+
+const plain = (value) =>
+  value === null || value === undefined ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value);

@@ -1,0 +1,293 @@
+// The page: sections made from the state, drawn again when something is chosen or has changed.
+"use strict";
+
+let state = JSON.parse(document.getElementById("state").textContent);
+const chosen = { run: 0, tree: null, node: null, x: "epochs", y: "top1", show: "all", trade: "flops", weights: null, layer: 0, time: null };
+const parts = {}; // section name -> element
+
+const run = () => state.runs[chosen.run];
+const tree = () => run().trees[chosen.tree] || run().trees.reduce((most, next) => (next.keys.length > most.keys.length ? next : most));
+const trainings = () => tree().keys.map((key) => run().nodes[key]).filter((node) => node.kind === "train");
+
+function set(changes, ...names) {
+  Object.assign(chosen, changes);
+  names.forEach(draw);
+}
+
+function draw(name) {
+  parts[name].replaceChildren(...[SECTIONS[name]()].flat(2).filter((child) => child !== null && child !== undefined));
+  (AFTER[name] || (() => {}))(parts[name]);
+}
+
+function drawAll() {
+  const main = document.querySelector("main");
+  for (const name of Object.keys(SECTIONS)) {
+    if (!parts[name]) main.append((parts[name] = h("section", { id: name })));
+    draw(name);
+  }
+}
+
+const chart = (id) => h("div", { class: "plot", "data-chart": id });
+const charts = (section, id) => section.querySelector(`[data-chart=${id}]`);
+
+const SECTIONS = {
+  runs() {
+    if (state.runs.length < 2) return [];
+    return [
+      h("h2", {}, "Runs"),
+      table([["run"], ["model"], ["state"], ["top-1", true], ["FLOPs", true], ["of standard's", true]], state.runs.map((r, i) => [
+        h("button", { type: "button", onclick: () => { Object.assign(chosen, { run: i, tree: null, node: null, weights: null, time: null }); drawAll(); } }, r.name),
+        r.about.model ? modelName(r.about.model) : "–", runState(r), percent(r.result.top1), flops(r.result.training_flops), digits(r.result.normalized_flops, 3),
+      ])),
+      h("p", { class: "quiet" }, `Below: ${run().name}`),
+    ];
+  },
+
+  verdict() {
+    const r = run(), result = r.result;
+    const lines = [h("p", { class: "quiet" }, [r.about.model ? modelName(r.about.model) : null, dataText(r), runState(r), r.started ? `begun ${new Date(r.started).toLocaleString()}` : null].filter(Boolean).join(" · "))];
+    if (isNumber(result.top1)) {
+      lines.push(h("p", { class: "verdict" }, `RBDC: top-1 ${percent(result.top1)} with ${flops(result.training_flops)} for all models of the tree, ${digits(result.normalized_flops, 3)} of the budget's standard training.`));
+      if (result.standard) {
+        const gap = 100 * (result.top1 - result.standard.top1);
+        lines.push(h("p", { class: "verdict" }, `Standard training with the same FLOPs: top-1 ${percent(result.standard.top1)}. ${gap === 0 ? "No difference" : `${Math.abs(gap).toFixed(2)} points ${gap > 0 ? "more" : "less"} for RBDC`}; one seed, so a hint, not a result.`));
+      }
+    }
+    if (r.missing.length) lines.push(h("div", { class: "missing" }, h("p", {}, "What is missing here:"), h("ul", {}, r.missing.map((text) => h("li", {}, text)))));
+    return lines;
+  },
+
+  compare() {
+    const summary = run().summary;
+    if (!summary.lines) return [];
+    return [
+      h("h2", {}, "Protocols at equal FLOPs"),
+      h("div", { class: "controls" }, choice("against", [["flops", "FLOPs"], ["time", "time"]], chosen.trade, (trade) => set({ trade }, "compare"))),
+      chart("trade"), comparison(summary), reached(summary),
+    ];
+  },
+
+  tree() {
+    const r = run();
+    if (!r.trees.length) return [h("h2", {}, "The tree"), h("p", { class: "quiet" }, "No models are known of this run.")];
+    const pick = r.trees.length > 1
+      ? h("div", { class: "controls" }, choice("trial", r.trees.map((t, i) => [i, t.title]), r.trees.indexOf(tree()), (i) => set({ tree: Number(i), node: null, show: "all", weights: null, time: null }, "tree", "node", "curves", "weights")))
+      : null;
+    return [
+      h("h2", {}, "The tree"),
+      h("p", { class: "quiet" }, "Leaves to the left. In a box, accuracy before and after its own training; between boxes, accuracy right after coupling, the proof's error, and how far joint normalisation moves the logits. Click for details."),
+      pick,
+      drawTree(r.nodes, tree().keys, chosen.node, (key) => set({ node: key === chosen.node ? null : key }, "tree", "node")),
+    ];
+  },
+
+  node() {
+    const node = run().nodes[chosen.node];
+    if (!node) return [];
+    const details = [
+      ["state", stateText(node)], ["error", node.error], ["width", digits(node.width)], ["epochs", isNumber(node.epochs) ? digits(node.epochs) : null],
+      ["right after coupling", isNumber(node.start_top1) ? percent(node.start_top1) : null],
+      ["top-1", isNumber(node.top1) ? percent(node.top1) : null], ["top-5", isNumber(node.top5) ? percent(node.top5) : null],
+      ["best", node.best ? `${percent(node.best.top1)} at epoch ${digits(node.best.epoch)}` : null],
+      ["FLOPs", `${flops(node.flops)} of ${flops(node.planned_flops)} planned`], ["time", node.seconds ? duration(node.seconds) : null],
+      ["images a second", node.images && node.seconds ? digits(node.images / node.seconds, 3) : null],
+      ["proof's error", isNumber(node.proof_error) ? node.proof_error.toExponential(1) : null], ["drift of the norms", isNumber(node.norm_drift) ? node.norm_drift.toExponential(1) : null],
+      ["method", node.method], ["learning rate", isNumber(node.lr) ? digits(node.lr) : null],
+      ...Object.entries(node.task).filter(([name]) => name !== "epochs").map(([name, value]) => [name.replaceAll("_", " "), plain(value)]),
+      ["seed", node.seed], ["folder", node.folder], ["key", node.key],
+    ];
+    return [h("h3", {}, node.name), h("div", { class: "two" }, h("div", {}, chart("node")), h("div", {}, facts(details)))];
+  },
+
+  budget() {
+    const levels = run().levels;
+    if (!levels.length) return [];
+    const most = Math.max(...levels.map((level) => level.planned_flops)), own = levels.filter((level) => !level.standard);
+    const bar = (level) => h("div", { class: "bar", title: `${flops(level.flops)} of ${flops(level.planned_flops)}`, style: `width:${Math.max(2, (160 * level.planned_flops) / most)}px` },
+      h("span", { style: `width:${Math.min(100, (100 * level.flops) / (level.planned_flops || 1))}%;background:${level.standard ? "var(--quiet)" : `var(--level${level.level % 5})`}` }));
+    const sum = (name) => own.reduce((total, level) => total + level[name], 0);
+    const row = (name, level, picture) => [name, level.models, flops(level.planned_flops), flops(level.flops), picture, duration(level.seconds), digits(level.planned_passes, 3), digits(level.passes, 3)];
+    const total = { models: sum("models"), planned_flops: sum("planned_flops"), flops: sum("flops"), seconds: sum("seconds"), planned_passes: sum("planned_passes"), passes: sum("passes") };
+    return [
+      h("h2", {}, "The budget by level"),
+      table([["level"], ["models", true], ["planned", true], ["spent", true], [""], ["time", true], ["passes planned", true], ["passes", true]], [
+        ...own.map((level) => row(`width ${digits(level.width)}`, level, bar(level))),
+        Object.assign(row("the whole tree", total, ""), { first: true }),
+        ...levels.filter((level) => level.standard).map((level) => Object.assign(row("standard training", level, bar(level)), { first: true })),
+      ]),
+      h("p", { class: "quiet" }, "Passes over the data, of all models of a level. Time of all models, one after the other."),
+    ];
+  },
+
+  curves() {
+    if (!run().trees.length) return [];
+    const levels = [...new Set(trainings().map((node) => node.level))];
+    const shows = [["all", "all models"], ["path", "one way from leaf to target"], ...levels.map((level) => [level, level === 0 ? "target" : `level ${level}`])];
+    return [
+      h("h2", {}, "Learning curves"),
+      h("div", { class: "controls" },
+        choice("show", shows, chosen.show, (show) => set({ show }, "curves")),
+        choice("what", Y_AXES, chosen.y, (y) => set({ y }, "curves")),
+        choice("against", X_AXES, chosen.x, (x) => set({ x }, "curves"))),
+      chart("curves"),
+    ];
+  },
+
+  weights() {
+    const nodes = run().trees.length ? trainings().filter(hasBlocks) : [];
+    if (!nodes.length) return [];
+    const node = weightNode(nodes), blocks = node.blocks, last = blocks.epoch.length - 1;
+    const time = chosen.time === null ? last : Math.min(chosen.time, last), layer = Math.min(chosen.layer, blocks.names.length - 1);
+    return [
+      h("h2", {}, "What the halves learn from each other"),
+      h("p", { class: "quiet" }, "A coupled weight starts block-diagonal: each half sees only itself. Shown is how large the off-diagonal blocks have grown, as root mean square relative to the diagonal ones. Standard training, where nothing was coupled, is near 1 all the time."),
+      h("h3", {}, "Mean over layers"), chart("grown"),
+      h("div", { class: "controls" }, choice("model", nodes.map((n) => [n.key, shortName(n)]), node.key, (weights) => set({ weights, time: null }, "weights"))),
+      h("div", { class: "two" },
+        h("div", {}, h("h3", {}, "Layer by layer (click one)"), chart("layers")),
+        h("div", {}, h("h3", {}, "Blocks of one layer"),
+          h("div", { class: "controls" }, choice("layer", blocks.names.map((name, i) => [i, name]), layer, (i) => set({ layer: Number(i) }, "weights")),
+            h("label", {}, `epoch ${digits(blocks.epoch[time], 3)}`, h("input", { type: "range", min: 0, max: last, value: time, "aria-label": "epoch", oninput: (e) => { chosen.time = Number(e.target.value); e.target.previousSibling.textContent = `epoch ${digits(blocks.epoch[chosen.time], 3)}`; drawBlocks(charts(parts.weights, "blocks"), blocks.sizes[chosen.time][layer]); } }))),
+          chart("blocks"))),
+    ];
+  },
+
+  repeat() {
+    const r = run();
+    const loads = r.result.timm_loads === false ? `rbdc.load("${r.folder}/model")` : `timm.create_model("local-dir:${r.folder}/model", pretrained=True)`;
+    return [
+      h("h2", {}, "How to repeat it"),
+      r.command ? h("pre", {}, r.command) : null,
+      h("p", { class: "quiet" }, "The same command on the same folder goes on with a run that was stopped; on another folder it repeats it."),
+      isNumber(r.result.top1) ? [h("h3", {}, "The model"), h("pre", {}, loads)] : null,
+      facts([
+        ["data", dataText(r)], ["fingerprint", r.data.fingerprint], ["classes", (r.data.class_names || []).join(", ")],
+        ...Object.entries(r.asked).filter(([name]) => name !== "data_set").map(([name, value]) => [name.replaceAll("_", " "), plain(value)]),
+      ]),
+      ...[["recipe", r.recipe], ["plan", r.about], ["versions", r.environment], ["machine", { ...r.machine, ...r.engine }]].map(([name, values]) =>
+        h("details", {}, h("summary", {}, name), facts(Object.entries(values).map(([key, value]) => [key, plain(value)])))),
+    ];
+  },
+};
+
+const AFTER = {
+  compare: (section) => { const e = charts(section, "trade"); if (e) drawTrade(e, run().summary, chosen.trade); },
+  node: (section) => { const e = charts(section, "node"), node = run().nodes[chosen.node]; if (e && node.history.epoch) drawNode(e, node); },
+  curves: (section) => { const e = charts(section, "curves"); if (e) drawCurves(e, run(), shown(), chosen.x, chosen.y); },
+  weights: (section) => {
+    const nodes = run().trees.length ? trainings().filter(hasBlocks) : [];
+    if (!nodes.length) return;
+    const blocks = weightNode(nodes).blocks, last = blocks.epoch.length - 1;
+    drawGrown(charts(section, "grown"), nodes);
+    drawLayers(charts(section, "layers"), blocks, (layer) => set({ layer }, "weights"));
+    drawBlocks(charts(section, "blocks"), blocks.sizes[chosen.time === null ? last : Math.min(chosen.time, last)][Math.min(chosen.layer, blocks.names.length - 1)]);
+  },
+};
+
+const hasBlocks = (node) => node.blocks && (node.parents.length > 0 || node.name.startsWith("standard"));
+const weightNode = (nodes) => nodes.find((node) => node.key === chosen.weights) || nodes.find((node) => shortName(node) === "target") || nodes[nodes.length - 1];
+
+function shown() {
+  const nodes = trainings();
+  if (chosen.show === "all") return nodes;
+  if (chosen.show === "path") {
+    const path = [], all = run().nodes;
+    for (let node = nodes.find((n) => shortName(n) === "target") || nodes[nodes.length - 1]; node; ) {
+      path.unshift(node);
+      const grown = all[node.parents[0]];
+      node = grown && all[grown.parents[0]];
+    }
+    return path.concat(nodes.filter((node) => node.name === "standard"));
+  }
+  return nodes.filter((node) => String(node.level) === String(chosen.show));
+}
+
+function modelName(model) {
+  return typeof model === "string" ? model : `${model.name}${model.width === 1 ? "" : ` at width ${digits(model.width)}`}`;
+}
+
+function dataText(r) {
+  return r.data.name ? `${r.data.name}, ${r.data.train_images} training and ${r.data.test_images} test images` : null;
+}
+
+function runState(r) {
+  const states = Object.values(r.nodes).map((node) => node.state), count = (name) => states.filter((state) => state === name).length;
+  if (states.length && count("done") === states.length) return "finished";
+  return ["done", "running", "stopped", "waiting", "failed", "unreadable"].filter(count).map((name) => `${count(name)} ${name}`).join(", ");
+}
+
+function comparison(summary) {
+  const published = summary.published || {}, papers = Object.keys(published).length > 0;
+  const lines = [...summary.lines].sort((a, b) => a.budget - b.budget);
+  const columns = [["protocol"], ["FLOPs", true], ["top-1", true], ["from standard", true], ["best", true], ["epochs, leaves first"], ["passes", true], ["time", true], ["seeds", true], ...(papers ? [["the paper", true]] : [])];
+  return table(columns, lines.map((line, i) => {
+    const paper = published[`${line.protocol} ${digits(line.budget, 6)}`];
+    const row = [
+      line.protocol, line.flops.toFixed(3), isNumber(line.top1) ? percent(line.top1) + interval(line.top1_interval) : "missing",
+      isNumber(line.gap) ? (line.gap >= 0 ? "+" : "−") + Math.abs(100 * line.gap).toFixed(2) + interval(line.gap_interval) : "",
+      percent(line.best_top1), epochsOf(line), digits(line.data_passes, 3), duration(line.seconds), line.missing ? `${line.seeds} of ${line.seeds + line.missing}` : line.seeds,
+      ...(papers ? [isNumber(paper) ? percent(paper) : ""] : []),
+    ];
+    row.first = i > 0 && lines[i - 1].budget !== line.budget;
+    return row;
+  }));
+}
+
+function reached(summary) {
+  const end = (value) => (value === "inf" ? "never" : value === "-inf" ? "below the smallest budget" : digits(value, 2));
+  const rows = Object.entries(summary.flops_to_reach || {}).filter(([protocol]) => protocol !== "standard")
+    .map(([protocol, found]) => [protocol, end(found.flops), found.low === found.high ? "" : `${end(found.low)} to ${end(found.high)}`]);
+  const notes = [];
+  if (summary.tuning) notes.push(h("p", { class: "quiet" }, `Learning rates tuned, at ${digits(summary.tuning_flops, 3)} of standard training in all: ${[...new Set(summary.rows.map((row) => `${row.protocol} ${digits(row.lr)}`))].join(", ")}.`));
+  if (!rows.length) return notes;
+  return [h("h3", {}, "FLOPs to reach standard training's best accuracy"), table([["protocol"], ["FLOPs", true], ["95 %", true]], rows), ...notes];
+}
+
+// Light and dark, printing, and life
+
+function theme(name) {
+  if (name === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+  document.getElementById("theme").textContent = `theme: ${name}`;
+}
+
+function remember(name) {
+  try { if (name) localStorage.setItem("rbdc-theme", name); return localStorage.getItem("rbdc-theme") || "auto"; } catch { return name || "auto"; }
+}
+
+let current = remember();
+theme(current);
+document.getElementById("theme").addEventListener("click", () => {
+  current = { auto: "light", light: "dark", dark: "auto" }[current];
+  remember(current);
+  theme(current);
+  drawAll();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+addEventListener("beforeprint", () => { theme("light"); drawAll(); });
+addEventListener("afterprint", () => { theme(current); drawAll(); });
+
+async function loadCharts() {
+  if (!("DecompressionStream" in window)) throw new Error("this browser is too old for the charts");
+  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = document.createElement("script");
+  script.textContent = await new Response(stream).text();
+  document.head.append(script);
+}
+
+async function follow(seconds) {
+  try {
+    const text = await (await fetch("state.json")).text();
+    if (text !== follow.last) {
+      if (follow.last) { state = JSON.parse(text); chosen.run = Math.min(chosen.run, state.runs.length - 1); drawAll(); }
+      follow.last = text;
+    }
+  } catch { /* the server has gone; what was seen stays */ }
+  setTimeout(follow, 1000 * seconds, seconds);
+}
+
+drawAll();
+loadCharts().then(drawAll, (error) => document.querySelector("main").prepend(h("p", { class: "missing" }, error.message)))
+  .finally(() => { document.body.dataset.ready = "yes"; });
+if (document.body.dataset.live) follow(Number(document.body.dataset.live));
