@@ -128,6 +128,8 @@ def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) 
     status = _tried(found, lambda: node_status(found.folder, node, running))
     result, job = found.json(place / RESULT), found.json(place / JOB)
     method = node.get("method") or {}
+    coupled = node["parents"] or node["name"].startswith("standard")  # the one to compare with
+    blocks = _thinned(found.lines(place / "blocks.jsonl"), MOST_BLOCK_ROWS) if coupled else []
     return {
         "state": "unreadable",
         "top1": None,
@@ -148,7 +150,7 @@ def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) 
         "lr": job.get("task", {}).get("recipe", {}).get("lr"),
         "history": _columns(found.table(place / "summary.csv"), EVALUATED),
         "steps": _columns(_thinned(found.lines(place / "log.jsonl"), points), LOGGED),
-        "blocks": _blocks(_thinned(found.lines(place / "blocks.jsonl"), MOST_BLOCK_ROWS)),
+        "blocks": _blocks(blocks),
     }
 
 

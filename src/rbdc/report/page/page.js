@@ -47,7 +47,7 @@ const SECTIONS = {
     const r = run(), result = r.result;
     const lines = [h("p", { class: "quiet" }, [r.about.model ? modelName(r.about.model) : null, dataText(r), runState(r), r.started ? `begun ${new Date(r.started).toLocaleString()}` : null].filter(Boolean).join(" · "))];
     if (isNumber(result.top1)) {
-      lines.push(h("p", { class: "verdict" }, `RBDC: top-1 ${percent(result.top1)} with ${flops(result.training_flops)} for all models of the tree, ${digits(result.normalized_flops, 3)} of the budget's standard training.`));
+      lines.push(h("p", { class: "verdict" }, `RBDC: top-1 ${percent(result.top1)} with ${flops(result.training_flops)} for all models of the tree, ${digits(result.normalized_flops, 3)} times standard training for ${digits(r.about.baseline_epochs)} epochs.`));
       if (result.standard) {
         const gap = 100 * (result.top1 - result.standard.top1);
         lines.push(h("p", { class: "verdict" }, `Standard training with the same FLOPs: top-1 ${percent(result.standard.top1)}. ${gap === 0 ? "No difference" : `${Math.abs(gap).toFixed(2)} points ${gap > 0 ? "more" : "less"} for RBDC`}; one seed, so a hint, not a result.`));

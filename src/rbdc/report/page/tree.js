@@ -81,7 +81,7 @@ function box(node, x, y, chosen, choose) {
 }
 
 function pill(node, x, y, chosen, choose) {
-  const small = (value) => (isNumber(value) ? value.toExponential(0) : null);
+  const small = (value) => (value === 0 ? "0" : value.toExponential(0));
   const lines = [isNumber(node.top1) ? percent(node.top1) : stateText(node)];
   if (isNumber(node.proof_error)) lines.push(`proof ${small(node.proof_error)}`);
   if (isNumber(node.norm_drift)) lines.push(`drift ${small(node.norm_drift)}`);
