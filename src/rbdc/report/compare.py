@@ -1,5 +1,6 @@
 """A comparison for people: its cost before, its table and its pictures after."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,9 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
         f"FLOPs of all models involved, 1 is standard training for {summary['baseline_epochs']:g} "
         f"epochs ({standard}); top-1 of the last weights, mean and 95 % interval over seeds"
     ]
+    budgets = Counter(line["protocol"] for line in summary["lines"])
     for protocol, found in summary["flops_to_reach"].items():
-        if protocol != "standard":
+        if protocol != "standard" and budgets[protocol] > 1:  # a curve to read it off
             lines.append(f"{protocol} {_reached(found)}")
     if summary["tuning"]:
         rates = {row["protocol"]: row["lr"] for row in summary["rows"]}
@@ -165,7 +167,9 @@ def save_comparison_plots(summary: Mapping[str, Any], folder: Path) -> list[Path
     pictures: list[Path] = []
     if not _protocols(summary):
         return pictures
-    for name, draw in (("accuracy-flops", _draw_flops), ("accuracy-time", _draw_time)):
+    one = len({x["budget"] for x in summary["lines"] if x["protocol"] != "standard"}) == 1
+    by_flops = _draw_side_by_side if one else _draw_flops
+    for name, draw in (("accuracy-flops", by_flops), ("accuracy-time", _draw_time)):
         for end in ("png", "svg"):
             pictures.append(folder / f"{name}.{end}")
             draw(summary, pictures[-1])
@@ -196,6 +200,33 @@ def _draw_flops(summary: Mapping[str, Any], path: Path) -> None:
     _finish(figure, axes, path)
 
 
+def _draw_side_by_side(summary: Mapping[str, Any], path: Path) -> None:
+    """One budget: protocols below each other, where points on one spot could not be told apart."""
+    from matplotlib.figure import Figure
+
+    known = [line for line in summary["lines"] if line["top1"] is not None]
+    lines = sorted(known, key=lambda line: line["top1"])
+    figure = Figure(figsize=(9, 1.4 + 0.32 * len(lines)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, line in enumerate(lines):
+        kind = line["protocol"].partition(":")[0]
+        colour = {"standard": COLOURS[0], "rbdc": COLOURS[2]}.get(kind, COLOURS[1])
+        spread = 100 * (line["top1_interval"] or 0.0)
+        axes.errorbar(100 * line["top1"], place, xerr=spread, fmt="o", color=colour, capsize=3)
+    names = [f"{line['protocol']} ({line['flops']:.2g})" for line in lines]
+    axes.set_yticks(range(len(lines)), names)
+    epochs = axes.twinx()
+    epochs.set_yticks(range(len(lines)), [short_epochs(line["epochs"]) for line in lines])
+    epochs.tick_params(colors="0.35", labelsize=8, length=0)
+    for side in (axes, epochs):
+        side.set_ylim(-0.6, len(lines) - 0.4)
+        side.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", color="0.9")
+    axes.set_xlabel("top-1 accuracy (%); in brackets FLOPs, on the right epochs of each level")
+    _title(axes, summary)
+    figure.savefig(path, dpi=150)
+
+
 def _draw_time(summary: Mapping[str, Any], path: Path) -> None:
     figure, axes, _ = _figure(summary, rows=0)
     for number, protocol in enumerate(_protocols(summary)):
@@ -220,13 +251,20 @@ def _figure(summary: Mapping[str, Any], rows: int) -> tuple[Any, Any, Any]:
     else:
         axes, below = figure.add_subplot(), None
     axes.set_ylabel("top-1 accuracy (%)")
-    many = max(line["seeds"] for line in summary["lines"]) > 1
-    spread = "mean and 95 % interval" if many else "one seed"
-    title = f"{summary['model']['name']}: protocols at equal FLOPs, {spread}"
-    axes.set_title(title, loc="left", fontsize="medium")
+    _title(axes, summary)
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes, below
+
+
+def _title(axes: Any, summary: Mapping[str, Any]) -> None:
+    title = f"{summary['model']['name']}: protocols at equal FLOPs, {_spread(summary)}"
+    axes.set_title(title, loc="left", fontsize="medium")
+
+
+def _spread(summary: Mapping[str, Any]) -> str:
+    many = max(line["seeds"] for line in summary["lines"]) > 1
+    return "mean and 95 % interval" if many else "one seed"
 
 
 def _draw_line(

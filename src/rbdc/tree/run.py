@@ -134,11 +134,12 @@ def _needed_bytes(nodes: Sequence[Node], shop: Workshop, jobs: int | None) -> in
         folder = shop.store.folder(node.job)
         results -= sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
         if isinstance(node.job, TrainJob):
-            average = node.job.task.recipe.model_ema
-            results += size * (2 + average + 2 * bool(node.job.keeps))
-            copies = 4 + average  # weights, the best, two moments, average
+            task = node.job.task
+            inner = size * max(1, task.templates)  # while it trains
+            results += size * (2 + task.recipe.model_ema) + 2 * inner * bool(node.job.keeps)
+            copies = 4 + task.recipe.model_ema  # weights, the best, two moments, average
             at_once = min(siblings[node.level], jobs or siblings[node.level])
-            checkpoints = max(checkpoints, at_once * size * copies * (shop.machine.keep + 1))
+            checkpoints = max(checkpoints, at_once * inner * copies * (shop.machine.keep + 1))
         else:
             results += size * (1 + 2 * bool(node.job.method.keeps))
     return max(0, results + checkpoints) + largest

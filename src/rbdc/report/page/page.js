@@ -235,7 +235,8 @@ function comparison(summary) {
 
 function reached(summary) {
   const end = (value) => (value === "inf" ? "never" : value === "-inf" ? "below the smallest budget" : digits(value, 2));
-  const rows = Object.entries(summary.flops_to_reach || {}).filter(([protocol]) => protocol !== "standard")
+  const budgets = (protocol) => summary.lines.filter((line) => line.protocol === protocol).length; // two make a curve
+  const rows = Object.entries(summary.flops_to_reach || {}).filter(([protocol]) => protocol !== "standard" && budgets(protocol) > 1)
     .map(([protocol, found]) => [protocol, end(found.flops), found.low === found.high ? "" : `${end(found.low)} to ${end(found.high)}`]);
   const notes = [];
   if (summary.tuning) notes.push(h("p", { class: "quiet" }, `Learning rates tuned, at ${digits(summary.tuning_flops, 3)} of standard training in all: ${[...new Set(summary.rows.map((row) => `${row.protocol} ${digits(row.lr)}`))].join(", ")}.`));
