@@ -1,10 +1,10 @@
-# Both commands set everything up themselves: Python 3.11 or newer is all they need.
+# Every command sets everything up itself: Python 3.11 or newer is all it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: test demo lint clean
+.PHONY: test demo docs lint clean
 .DEFAULT_GOAL := test
 
 test: $(VENV)/.dev lint        ## set up, lint, type-check, test
@@ -12,6 +12,9 @@ test: $(VENV)/.dev lint        ## set up, lint, type-check, test
 
 demo: $(VENV)/.ready           ## set up, then train a small tree beside standard training
 	$(BIN)/rbdc train --recipe demo --output runs/demo
+
+docs: $(VENV)/.docs            ## set up, then build the documentation: build/docs/index.html
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -24,9 +27,13 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/pip install --quiet --editable .[docs]
+	touch $@
+
 $(VENV)/.dev: $(VENV)/.ready
 	$(BIN)/pip install --quiet --editable .[dev]
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs build
