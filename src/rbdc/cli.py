@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "reproduce": _reproduce,
             "status": _status,
             "report": _report,
+            "export": _export,
             "couple": _couple,
         }
         command[parsed.subcommand](parsed[parsed.subcommand])
@@ -287,6 +288,14 @@ def _default_recipe(given: dict[str, Any]) -> str:
 
 
 def _status(options: Namespace) -> None:
+    if options.watch:
+        from rbdc.report.watch import watch_run
+
+        every = 2.0 if options.every is None else options.every
+        watch_run(options.run, _console(), every=every, as_json=options.json)
+        return
+    if options.every is not None:
+        raise RbdcError("--every was given without --watch", "Add --watch, or leave it out.")
     from rbdc.report.run import run_status, status_table
 
     status = run_status(options.run)
@@ -298,11 +307,15 @@ def _status(options: Namespace) -> None:
 
 def _report(options: Namespace) -> None:
     from rbdc.report.page import REPORT, write_report
+    from rbdc.report.paper import save_figures
 
     folders = list(dict.fromkeys(options.runs))
     if options.serve:
         _serve(folders, options.port)
         return
+    if options.figures:
+        for path in save_figures(folders, options.figures):
+            print(f"figure {path}")
     print(f"page {write_report(folders, options.output or folders[0] / REPORT)}")
 
 
@@ -315,6 +328,13 @@ def _serve(folders: Sequence[Path], port: int) -> None:
         print(f"http://{server.server_address[0]!s}:{server.server_address[1]}  (Ctrl-C ends it)")
         sys.stdout.flush()
         server.serve_forever()
+
+
+def _export(options: Namespace) -> None:
+    from rbdc.report.card import export_lines, export_run
+
+    export_run(options.run, options.output, license=options.license, force=options.force)
+    print("\n".join(export_lines(options.run, options.output)))
 
 
 def _couple(options: Namespace) -> None:

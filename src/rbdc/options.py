@@ -45,7 +45,10 @@ def _plainly(message: str) -> str:
         command, _, name = missing[1].rpartition(".")
         return f"rbdc {command}: {name} is not given"
     if message.startswith('expected "subcommand"'):
-        return "no command was given: say rbdc plan, train, compare, reproduce, status or couple"
+        return (
+            "no command was given: say rbdc plan, train, compare, reproduce, status, report, "
+            "export or couple"
+        )
     return message
 
 
@@ -62,6 +65,7 @@ def make_parser(version: str) -> ArgumentParser:
     commands.add_subcommand("reproduce", _reproduce_parser(), help="the paper's experiments")
     commands.add_subcommand("status", _status_parser(), help="how far a run is")
     commands.add_subcommand("report", _report_parser(), help="a run as a page to look at")
+    commands.add_subcommand("export", _export_parser(), help="a run's model with its model card")
     commands.add_subcommand("couple", _couple_parser(), help="two models into one twice as wide")
     return parser
 
@@ -204,8 +208,11 @@ def _add_settings(group: Any, settings: type, without: Iterable[str] = ()) -> No
 
 def _status_parser() -> ArgumentParser:
     parser = _Parser(description="How far a run is.", epilog="rbdc status runs/demo")
-    parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    add = parser.add_argument
+    add("run", type=Path, help="the run's folder")
+    add("--watch", action="store_true", help="show it live until the run is over; Ctrl-C ends it")
+    add("--every", type=float, metavar="SECONDS", help="with --watch, how often; by default 2")
+    add("--json", action="store_true", help="print it as JSON; with --watch, a line a change")
     return parser
 
 
@@ -222,6 +229,20 @@ def _report_parser() -> ArgumentParser:
     add("--serve", action="store_true",
         help="show it at 127.0.0.1 and keep it up to date instead of writing it")  # fmt: skip
     add("--port", type=int, default=0, help="for --serve; by default a free one")
+    return parser
+
+
+def _export_parser() -> ArgumentParser:
+    parser = _Parser(
+        description="The model of a finished run as a folder for a model hub: weights as timm "
+        "loads them, a model card, figures, and the settings to repeat it with.",
+        epilog="rbdc export runs/demo --output demo-model",
+    )
+    add = parser.add_argument
+    add("run", type=Path, help="the run's folder")
+    add("--output", type=Path, required=True, help="the folder to write")
+    add("--license", type=str, help="of the model, by Hugging Face's name; by default none is said")
+    add("--force", action="store_true", help="replace an earlier export at --output")
     return parser
 
 

@@ -266,6 +266,13 @@ def _without_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
+def test_data_of_the_hub_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    saved = str(MAKERS["table"](tmp_path / "set"))
+    monkeypatch.setattr(datasets, "load_dataset", lambda _name: datasets.load_from_disk(saved))
+    assert open_data("hf:some-one/set").name == "hf:some-one/set"
+
+
 def test_nothing_is_fetched_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     _without_network(monkeypatch)

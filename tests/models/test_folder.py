@@ -49,6 +49,28 @@ def test_an_exported_model_comes_back_with_its_spec_and_classes(name: str, tmp_p
     assert torch.equal(logits(loaded, images(model)), logits(model, images(model)))
 
 
+@pytest.mark.parametrize("name", ["resnet18d", VIT])
+def test_how_images_are_prepared_goes_along_and_nothing_of_timms_own_weights(
+    name: str, tmp_path: Path
+) -> None:
+    model: Any = rbdc.build(name, **SMALL[name])
+    prepared = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6), "crop_pct": 1.0}
+    model.pretrained_cfg.update(prepared, interpolation="bilinear")
+    folder = rbdc.export(rbdc.load(rbdc.export(model, tmp_path / "first")), tmp_path / "second")
+    record = json.loads((folder / "config.json").read_text())["pretrained_cfg"]
+    assert {key: tuple(record[key]) for key in ("mean", "std")} | {"crop_pct": 1.0} == prepared
+    assert record["crop_pct"] == 1.0 and record["interpolation"] == "bilinear"
+    assert not {"tag", "license", "origin_url", "test_input_size"} & record.keys()
+
+
+def test_a_folder_of_one_channel_with_timms_three_means_is_loaded(tmp_path: Path) -> None:
+    arguments = {"num_classes": 3, "depth": 1, "in_chans": 1}
+    model = timm.create_model(VIT, **arguments)
+    timm.models.save_for_hf(model, tmp_path, model_args=arguments, safe_serialization=True)
+    loaded: Any = rbdc.load(tmp_path)
+    assert len(loaded.pretrained_cfg["mean"]) == len(loaded.pretrained_cfg["std"]) == 1
+
+
 def test_a_folder_exported_by_timm_itself_is_loaded(tmp_path: Path) -> None:
     model = timm.create_model(VIT, num_classes=3, depth=1)
     timm.models.save_for_hf(

@@ -290,6 +290,32 @@ def test_the_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert page.read_text() == "my thesis"
 
 
+def test_figures_for_a_paper(
+    trained: Path, comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of a tree, and of a comparison, in three formats."""
+    page, figures = str(tmp_path / "page.html"), tmp_path / "figures"
+    arguments = ["--output", page, "--figures", str(figures)]
+    assert main(["report", str(trained), str(comparison), *arguments]) == 0
+    names = {str(path.relative_to(figures)) for path in figures.rglob("*.*")}
+    tree = ("curves", "learning-rate", "budget", "blocks-1.0", "blocks-1.1", "blocks-target")
+    assert names == {
+        f"{place}.{end}"
+        for place in (
+            *(f"1-trained/{name}" for name in tree),
+            *(f"2-comparison/{name}" for name in ("accuracy-flops", "accuracy-time")),
+        )
+        for end in ("png", "svg", "pdf")
+    }
+    assert capsys.readouterr().out.count("figure ") == len(names)
+    assert all(path.stat().st_size > 1000 for path in figures.rglob("*.*"))
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        arguments = ["--output", page, "--figures", str(place)]
+        assert main(["report", str(trained), *arguments]) == 2
+        assert "not a folder one may write to" in capsys.readouterr().err
+
+
 def test_nothing_is_fetched(trained: Path) -> None:
     """One file, which opens without a network."""
     page = render(read_state([trained]))

@@ -86,7 +86,7 @@ def hub_data(name: str, *, download: bool = False) -> DataSet:
     check_splits(name, train, test, classes=len(classes))
     prints = [f"{images.table._fingerprint} {len(images)}" for images in (train, test)]
     return DataSet(
-        name=Path(name).name,
+        name=Path(name).name if is_saved_table(Path(name)) else f"hf:{name}",
         train=train,
         test=test,
         class_names=classes,

@@ -18,6 +18,12 @@ from rbdc.errors import ModelError, WidthError, nearest
 from rbdc.models.families import Family, Widths, family_of
 from rbdc.models.spec import ModelSpec
 
+_OF_TIMMS_WEIGHTS = (
+    "tag", "license", "origin_url", "paper_ids", "paper_name", "notes",
+    "test_input_size", "test_crop_pct",
+)  # fmt: skip
+"""What timm's record says of the weights it offers itself: not true of ours."""
+
 
 def build(model: str | ModelSpec, width: float = 1.0, **arguments: Any) -> nn.Module:
     """A timm model at `width` times its full width, freshly initialised.
@@ -212,6 +218,8 @@ def _suggest_argument(name: str, given: dict[str, Any]) -> str:
 def _describe(model: Any, spec: ModelSpec) -> None:
     """Keep timm's record of what the model takes and gives true, and the spec with it."""
     record = model.pretrained_cfg
+    for key in _OF_TIMMS_WEIGHTS:
+        record.pop(key, None)
     _channels, height, width = record["input_size"]
     size = spec.arguments.get("img_size", (height, width))
     height, width = size if isinstance(size, list | tuple) else (size, size)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from timm.models import load_state_dict, save_for_hf
 from torch import Tensor, nn
 
-from rbdc.coupling import ClassNames, class_names, set_class_names
+from rbdc.coupling import class_names, set_class_names
 from rbdc.disk import is_writable, put_in_place, sha256_of, sync
 from rbdc.errors import CheckpointError, ModelError
 from rbdc.models.build import (
@@ -132,7 +132,7 @@ def load(
                 f"{path} is a folder, which says itself what model it holds",
                 "Give a model name and arguments only with weight files.",
             )
-        spec, names = _folder_spec(path)
+        spec, about = _folder_spec(path)
         state = read_weights(weights_in(path), use_ema)
         _check_sum(path)
     else:
@@ -141,11 +141,22 @@ def load(
                 f"{path} holds weights only and does not say of which model",
                 "Name the architecture: --model NAME (Python: load(path, model=NAME)).",
             )
-        state, names = read_weights(path, use_ema), None
+        state, about = read_weights(path, use_ema), {}
         spec = _spec_of_state(model, dict(arguments or {}), state)
     result = _fill(spec, state, path)
-    set_class_names(result, names)
+    _keep_about(result, about)
     return result
+
+
+def _keep_about(model: Any, about: Mapping[str, Any]) -> None:
+    """Its classes, and how its images were prepared: what weights and shapes do not say."""
+    set_class_names(model, about.get("label_names"))
+    record = model.pretrained_cfg
+    for key in ("mean", "std"):
+        values = about.get(key)
+        if isinstance(values, list) and len(values) == record["input_size"][0]:
+            record[key] = tuple(values)  # of another length: timm keeps three for any images
+    record.update({key: about[key] for key in ("crop_pct", "interpolation") if key in about})
 
 
 def _fill(spec: ModelSpec, state: Mapping[str, Tensor], path: Path) -> nn.Module:
@@ -179,14 +190,15 @@ def _check_tensors(
             )
 
 
-def _folder_spec(folder: Path) -> tuple[ModelSpec, ClassNames | None]:
+def _folder_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
+    """What model a folder holds, and what timm's record says of its images and classes."""
     config = read_json(folder / CONFIG)
     record = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
     data = config.get("pretrained_cfg") or {}
-    names = config.get("label_names") or data.get("label_names")
+    about = {**data, "label_names": config.get("label_names") or data.get("label_names")}
     try:
         if "spec" in record:
-            return ModelSpec(**record["spec"]), names
+            return ModelSpec(**record["spec"]), about
         name, arguments = config["architecture"], dict(config.get("model_args") or {})
     except (TypeError, KeyError) as error:
         raise CheckpointError(
@@ -197,7 +209,7 @@ def _folder_spec(folder: Path) -> tuple[ModelSpec, ClassNames | None]:
         arguments.setdefault("num_classes", config["num_classes"])
     if data.get("input_size") and not family(as_spec(name)).takes_image_size:
         arguments.setdefault("img_size", data["input_size"][-1])
-    return ModelSpec(name=name, arguments=arguments), names
+    return ModelSpec(name=name, arguments=arguments), about
 
 
 def _spec_of_state(name: str, arguments: dict[str, Any], state: Mapping[str, Tensor]) -> ModelSpec:

@@ -162,7 +162,9 @@ def _reached(found: Mapping[str, Any]) -> str:
     return f"{text} (95 %: {low} to {high})"
 
 
-def save_comparison_plots(summary: Mapping[str, Any], folder: Path) -> list[Path]:
+def save_comparison_plots(
+    summary: Mapping[str, Any], folder: Path, ends: Sequence[str] = ("png", "svg")
+) -> list[Path]:
     """Accuracy against FLOPs, and against time: PNG to look at, SVG to print."""
     pictures: list[Path] = []
     if not _protocols(summary):
@@ -170,7 +172,7 @@ def save_comparison_plots(summary: Mapping[str, Any], folder: Path) -> list[Path
     one = len({x["budget"] for x in summary["lines"] if x["protocol"] != "standard"}) == 1
     by_flops = _draw_side_by_side if one else _draw_flops
     for name, draw in (("accuracy-flops", by_flops), ("accuracy-time", _draw_time)):
-        for end in ("png", "svg"):
+        for end in ends:
             pictures.append(folder / f"{name}.{end}")
             draw(summary, pictures[-1])
     return pictures

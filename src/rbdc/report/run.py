@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -68,14 +67,14 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     """The tree, target first, with the state of each model and of each coupling."""
     table = Table(box=SIMPLE, pad_edge=False)
     for column in ("", "model", "state"):
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, no_wrap=column != "model")  # long names give way
     for column in ("epochs", "top-1", "FLOPs"):
         table.add_column(column, justify="right", no_wrap=True)
     for node in reversed(status["nodes"]):
         name = "  " * node["level"] + f"{node['name']}, width {node['width']:g}"
         table.add_row(
             _MARKS[node["state"]],
-            escape(name),
+            Text(name, no_wrap=True, overflow="ellipsis"),
             _state(node),
             f"{node['epochs']:.4g}" if node["epochs"] else "",
             f"{node['top1']:.2%}" if node["top1"] is not None else "",

@@ -157,7 +157,7 @@ function drawLayers(element, blocks, choose) {
   const values = relative(blocks), count = blocks.names.length;
   const z = blocks.names.map((_, layer) => values.map((layers) => layers[layer]));
   const trace = {
-    type: "heatmap", x: blocks.epoch.map((epoch) => digits(epoch, 3)), y: blocks.names, z, colorscale: "Cividis", zmin: 0,
+    type: "heatmap", x: blocks.epoch.map((epoch) => digits(epoch, 3)), y: blocks.names, z, colorscale: "Cividis", zmin: 0, zmax: Math.max(...z.flat()),
     colorbar: { title: { text: "off / on", side: "right" }, thickness: 12 }, hovertemplate: "%{y}<br>epoch %{x}: %{z:.3f}<extra></extra>",
   };
   plot(element, [trace], {
@@ -170,7 +170,7 @@ function drawBlocks(element, sizes) {
   const n = Math.sqrt(sizes.length), names = [...Array(n).keys()].map((i) => `leaf ${i + 1}`);
   const z = names.map((_, row) => sizes.slice(row * n, (row + 1) * n));
   const trace = {
-    type: "heatmap", x: names, y: names, z, colorscale: "Cividis", zmin: 0, showscale: true, colorbar: { thickness: 12 },
+    type: "heatmap", x: names, y: names, z, colorscale: "Cividis", zmin: 0, zmax: Math.max(...sizes), showscale: true, colorbar: { thickness: 12 },
     texttemplate: n <= 4 ? "%{z:.3~g}" : "", hovertemplate: "out of %{x}, into %{y}: %{z:.4~g}<extra></extra>", xgap: 2, ygap: 2,
   };
   plot(element, [trace], {

@@ -1,0 +1,164 @@
+"""`rbdc export`: a finished run's model with its card, ready for a model hub.
+
+OUTPUT/
+  model.safetensors, config.json, rbdc.json   the run's model, as timm loads it
+  README.md                                   the model card
+  recipe.yaml                                 every setting, to repeat the run with
+  figures/budget.png, figures/curves.png      what the card shows
+"""
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import yaml
+
+from rbdc.disk import is_writable, put_in_place, read_json, sha256_of, sync
+from rbdc.errors import CheckpointError, RunError
+from rbdc.models.folder import CONFIG, RECORD, WEIGHTS
+from rbdc.report.card_text import card_text
+from rbdc.report.figures import draw_budget, draw_curves
+from rbdc.report.read import read_run
+from rbdc.report.repeat import repeat_settings
+from rbdc.report.run import run_status
+from rbdc.tree.places import MODEL, RESULT, RUN
+
+CARD, SETTINGS, FIGURES = "README.md", "recipe.yaml", "figures"
+BUDGET, CURVES = "budget.png", "curves.png"
+_MODEL_FILES = (WEIGHTS, CONFIG, RECORD)
+_OURS = {*_MODEL_FILES, CARD, SETTINGS, FIGURES}
+
+
+def export_run(run: Path, output: Path, *, license: str | None = None, force: bool = False) -> Path:
+    """Write the model of a finished run with its card, whole or not at all; where it is.
+
+    Weights are copied, byte for byte. `license` is Hugging Face's name of one; none is claimed
+    unless it is given. `force` replaces what this function wrote before, and nothing else.
+    """
+    _check_license(license)
+    _check_finished(run)
+    output = output.resolve()
+    _check_output(output, force=force)
+    content = read_run(run)
+    if content["missing"]:
+        raise RunError(
+            f"{run} cannot be read whole: {content['missing'][0]}",
+            "Give the run's command again, then export it.",
+        )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = output.with_name(f".{output.name}.{uuid4().hex[:8]}.partial")
+    try:
+        _write(partial, run, content, license)
+        put_in_place(partial, output)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return output
+
+
+def export_lines(run: Path, output: Path) -> list[str]:
+    """What to do with the folder now."""
+    how = (
+        f'timm.create_model("local-dir:{output}", pretrained=True)'
+        if (read_json(run / RESULT) or {})["timm_loads"]
+        else f'rbdc.load("{output}")'
+    )
+    return [
+        f"read         {output / CARD}",
+        f"load with    {how}",
+        f"upload with  hf upload USER/NAME {output}",
+    ]
+
+
+def _write(folder: Path, run: Path, content: Mapping[str, Any], license: str | None) -> None:
+    (folder / FIGURES).mkdir(parents=True)
+    for name in _MODEL_FILES:
+        shutil.copyfile(run / MODEL / name, folder / name)
+    if (read_json(folder / RECORD) or {}).get("sha256") != sha256_of(folder / WEIGHTS):
+        raise CheckpointError(
+            f"{run / MODEL / WEIGHTS} does not have the checksum written in {RECORD}",
+            "The file is damaged or was replaced: give the run's command again.",
+        )
+    settings = yaml.safe_dump(repeat_settings(content), sort_keys=False)
+    (folder / SETTINGS).write_text(settings, encoding="utf-8")
+    config = read_json(folder / CONFIG) or {}
+    card = card_text(
+        content, config["pretrained_cfg"], license=license, figures=_draw(folder / FIGURES, content)
+    )
+    (folder / CARD).write_text(card, encoding="utf-8")
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
+
+
+def _draw(folder: Path, run: Mapping[str, Any]) -> list[str]:
+    """Which figures were drawn: a log may have been thrown away."""
+    plan, nodes = run["about"], list(run["nodes"].values())
+    scale = plan["baseline_flops"]
+    drawn = {
+        BUDGET: draw_budget(run["levels"], folder / BUDGET, baseline_flops=scale),
+        CURVES: draw_curves(nodes, folder / CURVES, baseline_flops=scale),
+    }
+    return [name for name, there in drawn.items() if there]
+
+
+def _check_license(license: str | None) -> None:
+    if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
+        raise RunError(
+            f"{license!r} is no name of a licence",
+            "Use Hugging Face's, in small letters: apache-2.0, mit, cc-by-4.0, other.",
+        )
+
+
+def _check_finished(run: Path) -> None:
+    """Refuse what has no model to export, and say how far it is."""
+    status = run_status(run)
+    if "plan" not in (read_json(run / RUN) or {})["request"]:
+        raise RunError(
+            f"{run} is a comparison of many models: it has no one model",
+            "Name the folder of one `rbdc train`; models of a comparison lie in its jobs/*/model.",
+        )
+    nodes, result = status["nodes"], status["result"] or {"nodes": {}}
+    if not all(node["state"] == "done" and node["name"] in result["nodes"] for node in nodes):
+        raise RunError(
+            f"{run} is not finished: {_how_far(status)}",
+            "Wait until it is: rbdc status --watch."
+            if status["running"]
+            else "Give the run's command again to go on with it.",
+        )
+    if lost := [name for name in _MODEL_FILES if not (run / MODEL / name).is_file()]:
+        raise RunError(f"{run / MODEL} has no {lost[0]}", "Give the run's command again.")
+
+
+def _how_far(status: Mapping[str, Any]) -> str:
+    trainings = [node for node in status["nodes"] if node["kind"] == "train"]
+    done = sum(node["state"] == "done" for node in trainings)
+    share = status["spent_flops"] / status["planned_flops"]
+    failed = [node["name"] for node in status["nodes"] if node["state"] == "failed"]
+    return f"{done} of {len(trainings)} models are trained, {share:.1%} of the FLOPs are spent" + (
+        f", and {failed[0]} failed" if failed else ""
+    )
+
+
+def _check_output(output: Path, *, force: bool) -> None:
+    if output.is_dir() and (content := {path.name for path in output.iterdir()}):
+        if not force:
+            raise RunError(
+                f"{output} exists and is not empty", "Choose another folder, or use --force."
+            )
+        if not _wrote_it(output, content):
+            raise RunError(
+                f"{output} is not just what an export wrote, so it is not replaced even by force",
+                "Choose another folder, or remove this one yourself.",
+            )
+    if not is_writable(output.parent) or (output.exists() and not output.is_dir()):
+        raise RunError(
+            f"{output} cannot be written: where it is to be is not a folder one may write to",
+            "Choose another folder.",
+        )
+
+
+def _wrote_it(folder: Path, content: set[str]) -> bool:
+    drawn = {path.name for path in (folder / FIGURES).glob("*")}
+    return content == _OURS and drawn <= {BUDGET, CURVES}

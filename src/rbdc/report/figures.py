@@ -1,0 +1,314 @@
+"""Figures of a run, fit for a paper: curves, learning rates, budget, blocks of weights.
+
+They take what `read_run` gives (nodes, levels), not folders. A path's suffix decides the format:
+.png, .svg or .pdf. Where there is nothing to draw yet, nothing is written, and they say so.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rbdc.report.compare import COLOURS
+from rbdc.report.units import readable_flops
+
+STANDARD = "standard"
+_BLACK, _LEVELS = COLOURS[0], COLOURS[1:7]
+_MOST_MARKERS = 30  # on a curve: more hide it
+_MOST_NAMES, _MOST_TIMES = 60, 8  # of layers beside a heat map, of epochs below it
+
+Node = Mapping[str, Any]
+
+
+def draw_curves(
+    nodes: Iterable[Node], path: Path, *, baseline_flops: float, title: str = ""
+) -> bool:
+    """Test accuracy of every model of a tree against the FLOPs of all it came from.
+
+    A level has one colour, standard training is black, and the accuracy right after a coupling,
+    before any step, is marked. `baseline_flops` is what 1 stands for.
+    """
+    nodes = list(nodes)
+    by_key = {node["key"]: node for node in nodes}
+    trained = [node for node in nodes if node["kind"] == "train" and node["history"]]
+    if not trained:
+        return False
+    figure, axes = _figure(title, (7.5, 4.2))
+    for node in sorted(trained, key=lambda node: -node["level"]):  # the target on top
+        before = _flops_before(node, by_key) / baseline_flops
+        places = [flops / baseline_flops for flops in node["history"]["flops"]]
+        scores = accuracies(node)
+        if node["start_top1"] is not None:
+            places, scores = [before, *places], [node["start_top1"], *scores]
+        axes.plot(places, [100 * score for score in scores], **_line_style(node, len(places)))
+        if node["start_top1"] is not None:
+            axes.plot(before, 100 * node["start_top1"], **_coupling_style(_colour(node)))
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"FLOPs of a model and all it came from (1 = {readable_flops(baseline_flops)})")
+    axes.set_ylabel("top-1 accuracy (%)")
+    axes.grid(axis="y", color="0.9")
+    handles = _legend_of_levels(trained)
+    if any(node["start_top1"] is not None for node in trained):
+        handles.append(_handle("right after a coupling", **_coupling_style("0.3")))
+    figure.legend(handles=handles, loc="outside right upper", frameon=False)
+    return _save(figure, path)
+
+
+def draw_rates(nodes: Iterable[Node], path: Path, *, title: str = "") -> bool:
+    """The learning rate from a leaf to the target, epoch by epoch: restarts can be seen."""
+    line = [node for node in line_to_target(nodes) if _rates(node)[0]]
+    if not line:
+        return False
+    figure, axes = _figure(title, (7.5, 3.2))
+    for number, node in enumerate(line):
+        epochs, rates = _rates(node)
+        before = node["epochs_before"]
+        label = f"{_name(node)}, width {node['width']:g}"
+        axes.plot(
+            [before + epoch for epoch in epochs],
+            rates,
+            color=_colour(node),
+            label=label,
+            marker="." if len(rates) == 1 else None,
+        )
+        if number:
+            axes.axvline(before, color="0.5", linewidth=0.8, linestyle=":")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("epochs along one line of the tree (dotted: couplings)")
+    axes.set_ylabel("learning rate")
+    figure.legend(loc="outside right upper", frameon=False)
+    return _save(figure, path)
+
+
+def draw_budget(
+    levels: Iterable[Mapping[str, Any]], path: Path, *, baseline_flops: float, title: str = ""
+) -> bool:
+    """FLOPs planned against FLOPs spent, level by level, beside standard training."""
+    levels = [level for level in levels if not level["standard"]]
+    if not levels:
+        return False
+    figure, axes = _figure(title, (7.5, 2.9))
+    axes.barh(2, 1, color="0.8", edgecolor="white")
+    ends = [1.0]
+    for row, key in ((1, "planned_flops"), (0, "flops")):
+        left = 0.0
+        for level in levels:
+            part = level[key] / baseline_flops
+            axes.barh(row, part, left=left, color=_colour(level), edgecolor="white")
+            left += part
+        ends.append(left)
+    width = 1.12 * max(ends)
+    for row, end in zip((2, 1, 0), ends, strict=True):
+        axes.text(end + 0.01 * width, row, f"{end:.3f}" if row < 2 else "1", va="center")
+    for row, key in ((1, "planned_flops"), (0, "flops")):
+        _label_parts(axes, row, [level[key] / baseline_flops for level in levels], width)
+    axes.set_xlim(0, width)
+    axes.set_yticks([0, 1, 2], ["spent", "planned", "standard training"])
+    axes.set_xlabel(f"FLOPs of all models (1 = {readable_flops(baseline_flops)})")
+    handles = [
+        _handle(
+            f"{level['models']} × width {level['width']:g}",
+            color=_colour(level),
+            marker="s",
+            linestyle="",
+        )
+        for level in reversed(levels)
+    ]
+    figure.legend(handles=handles, loc="outside right upper", frameon=False)
+    return _save(figure, path)
+
+
+def _label_parts(axes: Any, row: int, parts: Sequence[float], width: float) -> None:
+    left = 0.0
+    for part in parts:
+        if part > 0.09 * width:  # else the number does not fit into it
+            axes.text(left + part / 2, row, f"{part:.2f}", ha="center", va="center", color="white")
+        left += part
+
+
+def draw_blocks(node: Node, path: Path, *, standard: Node | None = None, title: str = "") -> bool:
+    """How far the halves of a coupled model have grown together: layers x epochs, and their mean.
+
+    It is the root mean square of the two off-diagonal blocks over that of the diagonal ones: 0
+    right after a coupling, about 1 in a model that never was two. Standard training's mean is
+    drawn beside the model's.
+    """
+    ratios = block_ratios(node)
+    if ratios is None:
+        return False
+    from matplotlib.figure import Figure  # heavy, and only pictures need it
+
+    names = [name.removesuffix(".weight") for name in node["blocks"]["names"]]
+    height = max(3.6, 0.9 + 0.15 * min(len(names), _MOST_NAMES))
+    figure = Figure(figsize=(9.5, height), layout="constrained")
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize="medium", parse_math=False)
+    figure.get_layout_engine().set(wspace=0.06)  # type: ignore[union-attr,call-arg]
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    _heat_map(figure, left, node["blocks"]["epoch"], names, ratios)
+    curves = [(node, ratios, _colour(node), _name(node))]
+    if standard is not None and (others := block_ratios(standard)) is not None:
+        curves.append((standard, others, _BLACK, "standard training"))
+    for one, values, colour, label in curves:
+        epochs = one["blocks"]["epoch"]
+        right.plot(epochs, values.mean(axis=1), color=colour, label=label, **_markers(len(epochs)))
+    right.set_ylim(bottom=0)
+    right.set_xlim(left=0)
+    right.set_xlabel("epochs of its own training")
+    right.set_title("mean over layers", fontsize="medium", loc="left")
+    right.legend(frameon=False, loc="best")
+    _bare(right)
+    return _save(figure, path)
+
+
+def block_ratios(node: Node) -> np.ndarray[Any, Any] | None:
+    """(times, layers): off-diagonal over diagonal blocks of each weight, seen as 2 x 2 blocks."""
+    blocks = node["blocks"]
+    if not blocks or not blocks["names"]:
+        return None
+    sizes = np.asarray(blocks["sizes"], dtype=float)
+    side = isqrt(sizes.shape[2])
+    if side % 2:  # one block: there are no halves
+        return None
+    half = side // 2
+    squares = np.square(sizes).reshape(len(sizes), -1, 2, half, 2, half).mean(axis=(3, 5))
+    apart = squares[..., 0, 1] + squares[..., 1, 0]
+    along = squares[..., 0, 0] + squares[..., 1, 1]
+    ratios: np.ndarray[Any, Any] = np.sqrt(apart / np.maximum(along, np.finfo(float).tiny))
+    return ratios
+
+
+def _heat_map(
+    figure: Any,
+    axes: Any,
+    epochs: Sequence[float],
+    names: Sequence[str],
+    ratios: np.ndarray[Any, Any],
+) -> None:
+    mesh = axes.pcolormesh(
+        _edges(epochs), np.arange(len(names) + 1), ratios.T, cmap="viridis", vmin=0
+    )
+    every = -(-len(names) // _MOST_NAMES)
+    shown = range(0, len(names), every)
+    axes.set_yticks([n + 0.5 for n in shown], [names[n] for n in shown], fontsize=7)
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()  # the first layer on top
+    times = range(0, len(epochs), -(-len(epochs) // _MOST_TIMES))
+    axes.set_xticks([epochs[n] for n in times], [f"{epochs[n]:.3g}" for n in times])
+    axes.set_xlabel("epochs")
+    axes.set_title("each layer, from the image on", fontsize="medium", loc="left")
+    figure.colorbar(mesh, ax=axes, label="RMS of off-diagonal / diagonal blocks")
+
+
+def _edges(places: Sequence[float]) -> list[float]:
+    """Of cells around these places: halfway to the next, and as far on at both ends."""
+    if len(places) == 1:
+        return [places[0] - 0.5, places[0] + 0.5]
+    middles = [(a + b) / 2 for a, b in pairwise(places)]
+    return [2 * places[0] - middles[0], *middles, 2 * places[-1] - middles[-1]]
+
+
+def line_to_target(nodes: Iterable[Node]) -> list[Node]:
+    """The trainings from a leaf to the target, by the first parent of each coupling."""
+    by_key = {node["key"]: node for node in nodes if node["name"] != STANDARD}
+    used = {parent for node in by_key.values() for parent in node["parents"]}
+    ends = [node for key, node in by_key.items() if key not in used]
+    line: list[Node] = []
+    node = min(ends, key=lambda node: node["level"], default=None)
+    while node is not None:
+        if node["kind"] == "train":
+            line.insert(0, node)
+        node = next((by_key[key] for key in node["parents"] if key in by_key), None)
+    return line
+
+
+def accuracies(node: Node) -> list[float]:
+    """Top-1 at each evaluation: of the averaged weights, where there are any."""
+    history = node["history"]
+    return list(history.get("ema_top1") or history["top1"])
+
+
+def _rates(node: Node) -> tuple[list[float], list[float]]:
+    logged = node["steps"] or node["history"]
+    return logged.get("epoch", []), logged.get("lr", [])
+
+
+def _flops_before(node: Node, by_key: Mapping[str, Node]) -> float:
+    parents = [by_key[key] for key in node["parents"] if key in by_key]
+    return float(sum(p["planned_flops"] + _flops_before(p, by_key) for p in parents))
+
+
+def _name(node: Node) -> str:
+    """In a comparison, a name begins with its trial's."""
+    return "standard training" if node["name"] == STANDARD else node["name"].rpartition(": ")[2]
+
+
+def _colour(node: Node) -> str:
+    if node.get("name") == STANDARD:
+        return _BLACK
+    return _LEVELS[node["level"] % len(_LEVELS)]
+
+
+def _line_style(node: Node, points: int) -> dict[str, Any]:
+    wide = node["level"] == 0
+    return {"color": _colour(node), "linewidth": 1.8 if wide else 1.0, **_markers(points)}
+
+
+def _markers(points: int) -> dict[str, Any]:
+    return {"marker": "o", "markersize": 3} if points <= _MOST_MARKERS else {}
+
+
+def _coupling_style(colour: str) -> dict[str, Any]:
+    return {
+        "color": colour,
+        "marker": "D",
+        "markersize": 6,
+        "markerfacecolor": "white",
+        "markeredgecolor": colour,
+        "linestyle": "",
+    }
+
+
+def _legend_of_levels(trained: Sequence[Node]) -> list[Any]:
+    """A line for each level, the target's first, standard training last."""
+    handles = []
+    ours = [node for node in trained if node["name"] != STANDARD]
+    for level in sorted({node["level"] for node in ours}):
+        here = [node for node in ours if node["level"] == level]
+        label = f"{len(here)} × width {here[0]['width']:g}"
+        handles.append(_handle(label, **_line_style(here[0], 1)))
+    if standard := [node for node in trained if node["name"] == STANDARD]:
+        handles.append(_handle("standard training", **_line_style(standard[0], 1)))
+    return handles
+
+
+def _handle(label: str, **style: Any) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=label, **style)
+
+
+def _figure(title: str, size: tuple[float, float]) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize="medium", parse_math=False)
+    _bare(axes)
+    return figure, axes
+
+
+def _bare(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _save(figure: Any, path: Path) -> bool:
+    from matplotlib import rc_context
+
+    with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):  # text stays text
+        figure.savefig(path, dpi=150)
+    return True

@@ -1,0 +1,50 @@
+"""`rbdc report --figures`: a run's figures as files for a paper."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rbdc.disk import is_writable
+from rbdc.errors import RbdcError
+from rbdc.report.compare import save_comparison_plots
+from rbdc.report.figures import draw_blocks, draw_budget, draw_curves, draw_rates
+from rbdc.report.read import read_run
+
+ENDS = ("png", "svg", "pdf")
+
+
+def save_figures(folders: Sequence[Path], output: Path) -> list[Path]:
+    """Draw all that there is to draw of these runs; the files. Figures there are replaced."""
+    if (output.exists() and not output.is_dir()) or not is_writable(output):
+        raise RbdcError(f"{output} is not a folder one may write to", "Choose another folder.")
+    runs = [read_run(folder) for folder in folders]
+    output.mkdir(parents=True, exist_ok=True)
+    several = len(runs) > 1
+    return [
+        path
+        for number, run in enumerate(runs)
+        for path in _figures(run, output / f"{number + 1}-{run['name']}" if several else output)
+    ]
+
+
+def _figures(run: Mapping[str, Any], folder: Path) -> Iterator[Path]:
+    folder.mkdir(exist_ok=True)
+    if run["summary"]:
+        yield from save_comparison_plots(run["summary"], folder, ENDS)
+        return
+    nodes = list(run["nodes"].values())
+    scale = run["about"].get("baseline_flops") or 1.0
+    standard = next((node for node in nodes if node["name"] == "standard"), None)
+    drawn: dict[str, Callable[[Path], bool]] = {
+        "curves": lambda path: draw_curves(nodes, path, baseline_flops=scale),
+        "learning-rate": lambda path: draw_rates(nodes, path),
+        "budget": lambda path: draw_budget(run["levels"], path, baseline_flops=scale),
+    } | {
+        f"blocks-{node['name']}": partial(draw_blocks, node, standard=standard)
+        for node in nodes
+        if node["kind"] == "train" and node["parents"]
+    }
+    for name, draw in drawn.items():
+        paths = [folder / f"{name}.{end}" for end in ENDS]
+        yield from (path for path in paths if draw(path))

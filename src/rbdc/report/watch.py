@@ -1,0 +1,147 @@
+"""`rbdc status --watch`: how far a run is, again and again, until it is over."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from rbdc.errors import RunError
+from rbdc.report.run import run_status, status_table
+from rbdc.tree.places import JOBS, LOCK, RUN
+
+PATIENCE = 3  # looks in a row at a file that cannot be read: a disk far away may need some
+_FIRST = ("failed", "running", "stopped", "waiting", "done")  # what stays in a low window
+
+Status = dict[str, Any]
+
+
+def watch_run(
+    folder: Path,
+    console: Console,
+    *,
+    every: float = 2.0,
+    as_json: bool = False,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Show a run's state every so many seconds, until it has finished, or failed and nobody is at
+    work on it. A run that was stopped is waited for, and so is one that is about to begin.
+
+    On a terminal the table is kept up to date; elsewhere it is printed again when it has changed.
+    As JSON, a line is printed for each change. Ctrl-C ends the watch, and nothing else.
+    """
+    if not (isfinite(every) and every > 0):
+        raise RunError(f"every is {every:g}, expected more than 0 seconds", "2 is the default.")
+    _check_folder(folder)
+    seen = looks(folder, every, pause)
+    try:
+        if as_json:
+            _tell_json(seen)
+        elif console.is_terminal:
+            _show(seen, folder, console, every)
+        else:
+            _tell(seen, folder, console)
+    except KeyboardInterrupt:
+        pass
+
+
+def looks(folder: Path, every: float, pause: Callable[[float], None]) -> Iterator[Status | None]:
+    """A run's status again and again until it is over; None while it has not begun.
+
+    Between the parts of a comparison nobody is at work for a moment: it is over when the next
+    look finds it so, too.
+    """
+    over = troubles = 0
+    while True:
+        try:
+            status = run_status(folder) if (folder / RUN).exists() else None
+            troubles = 0
+        except (RunError, OSError):
+            troubles += 1
+            if troubles == PATIENCE:
+                raise
+        else:
+            yield status
+            over = over + 1 if status and _is_over(status) else 0
+            if status and over and (status["result"] or over > 1):
+                return
+        pause(every)
+
+
+def _is_over(status: Status) -> bool:
+    states = {node["state"] for node in status["nodes"]}
+    if states == {"done"} and status["result"]:
+        return True
+    return not status["running"] and (states == {"done"} or "failed" in states)
+
+
+def _check_folder(folder: Path) -> None:
+    """A run, or a place where one may be about to begin."""
+    if (folder / RUN).exists():
+        return
+    if not folder.is_dir():
+        raise RunError(f"{folder} holds no run", f"A run's folder has a {RUN}.")
+    for path in folder.iterdir():
+        if path.name not in (LOCK, JOBS) and RUN not in path.name:
+            raise RunError(
+                f"{folder} holds something ({path.name}), but no run",
+                f"A run's folder has a {RUN}; an empty folder is watched until it has one.",
+            )
+
+
+def _tell_json(seen: Iterator[Status | None]) -> None:
+    last = None
+    for status in seen:
+        if status != last:
+            print(json.dumps(status), flush=True)
+        last = status
+
+
+def _tell(seen: Iterator[Status | None], folder: Path, console: Console) -> None:
+    last = ""
+    for status in seen:
+        with console.capture() as captured:
+            console.print(status_table(status) if status else _waiting(folder))
+        if captured.get() != last:
+            last = captured.get()
+            console.out(last, highlight=False)
+
+
+def _show(seen: Iterator[Status | None], folder: Path, console: Console, every: float) -> None:
+    last: Status | None = None
+    note = Text(f"every {every:g} s; Ctrl-C ends the watch, not the run", style="dim")
+    try:
+        with Live(console=console, transient=True, auto_refresh=False) as live:
+            for last in seen:
+                table = fitted_table(last, console.height - 1) if last else _waiting(folder)
+                live.update(Group(table, note), refresh=True)
+    finally:
+        if last:  # whole, however low the window
+            console.print(status_table(last))
+
+
+def _waiting(folder: Path) -> Text:
+    return Text(f"{folder} holds no run yet: waiting for it to begin")
+
+
+def fitted_table(status: Mapping[str, Any], height: int) -> RenderableType:
+    """The table in so many lines: what failed or goes on stays, the rest is counted."""
+    nodes = status["nodes"]
+    failed = sum(node["state"] == "failed" for node in nodes)
+    room = max(1, height - 7 - failed)  # the table's head and feet, and what is said below it
+    if len(nodes) <= room + 1:
+        return status_table(status)
+    order = sorted(range(len(nodes)), key=lambda n: _FIRST.index(nodes[n]["state"]))
+    kept = sorted(order[:room])
+    hidden = Counter(nodes[n]["state"] for n in order[room:])
+    more = ", ".join(f"{count} {state}" for state, count in hidden.items())
+    return Group(
+        status_table({**status, "nodes": [nodes[n] for n in kept]}),
+        Text(f"and {len(nodes) - room} more: {more}"),
+    )

@@ -1,0 +1,33 @@
+"""A small finished run that several tests look at."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rbdc.recipes import Request
+from rbdc.tree.prepare import Prepared, prepare
+from tests.support import QUICK, TINY, small_recipe
+
+
+def small_run(folder: Path, recipe: dict[str, Any] | None = None, **settings: Any) -> Prepared:
+    """Four leaves for one epoch, two models for two, the target for four, standard training."""
+    request: dict[str, Any] = {
+        "model": "resnet18d",
+        "model_kwargs": TINY["resnet18d"],
+        "data": str(folder),
+        "in_memory": True,
+        "steps": 2,
+        "epochs": 4.0,
+        "with_baseline": True,
+    }
+    pixels: dict[str, Any] = {"mean": (0.286, 0.286, 0.286), "std": (0.353, 0.353, 0.353)}
+    return prepare(Request(**{**request, **settings}), small_recipe(**pixels, **(recipe or {})))
+
+
+@pytest.fixture(scope="session")
+def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nobody may change it."""
+    output = tmp_path_factory.mktemp("runs") / "finished"
+    small_run(folder).run(output, machine=QUICK, watch=lambda _event: None, jobs=1)
+    return output
