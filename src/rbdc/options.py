@@ -4,7 +4,7 @@ import json
 import re
 from argparse import SUPPRESS
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_type_hints
 
@@ -189,13 +189,19 @@ def _reproduce_parser() -> ArgumentParser:
 
 
 def _add_settings(group: Any, settings: type, without: Iterable[str] = ()) -> None:
-    """An option for each field; without a default, so that what is not said is not there."""
+    """An option for each field; without a default, so that what is not said is not there.
+
+    The help names the field's own default, which a recipe may change.
+    """
     hints, texts = get_type_hints(settings), field_help(settings)
     for field in fields(settings):
         if field.name in without:
             continue
         name, hint = f"--{field.name.replace('_', '-')}", hints[field.name]
-        common = {"default": SUPPRESS, "help": texts[field.name].replace("%", "%%")}
+        known = field.default if field.default is not MISSING else None
+        default = f" (default {known})" if known not in (None, "", ()) else ""
+        text = (texts[field.name] + default).replace("%", "%%")
+        common = {"default": SUPPRESS, "help": text}
         if hint is bool:
             group.add_argument(name, action=ActionYesNo(no_prefix="no-"), **common)
         elif field.name == "model_kwargs":

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import rbdc
 from rbdc.coupling import class_names, set_class_names
-from rbdc.errors import CheckpointError
+from rbdc.errors import CheckpointError, CouplingError
 from rbdc.models import couple_folders
 from rbdc.models.build import timm_builds
 from tests.support import SMALL, images, logits, parents
@@ -110,6 +110,21 @@ def test_a_folder_and_a_file_are_coupled(tmp_path: Path) -> None:
     assert record["coupling"]["exact"] and record["timm_loads"]
     with pytest.raises(CheckpointError, match="are folders, which say themselves"):
         couple_folders(a, tmp_path / "wide", tmp_path / "x", model=VIT)
+
+
+def test_a_wide_model_takes_images_as_its_parents_did(tmp_path: Path) -> None:
+    first, second = parents(VIT)
+    for model, name in ((first, "a"), (second, "b")):
+        model.pretrained_cfg |= {"mean": (0.1, 0.2, 0.3), "crop_pct": 1.0}
+        rbdc.export(model, tmp_path / name)
+    couple_folders(tmp_path / "a", tmp_path / "b", tmp_path / "wide")
+    config = json.loads((tmp_path / "wide" / "config.json").read_text())["pretrained_cfg"]
+    assert config["mean"] == [0.1, 0.2, 0.3] and config["crop_pct"] == 1.0
+    second.pretrained_cfg |= {"mean": (0.1, 0.2, 0.4)}
+    rbdc.export(second, tmp_path / "c")
+    with pytest.raises(CouplingError, match="prepared differently: mean is"):
+        couple_folders(tmp_path / "a", tmp_path / "c", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_timms_transform_fits_a_model_of_one_channel(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Couple two models on disk into a third: load, couple, prove, write."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,8 @@ def couple_folders(
         allow_identical=allow_identical,
         allow_inexact=allow_inexact,
     )
+    said = [parent for parent, path in ((left, first), (right, second)) if Path(path).is_dir()]
+    _keep_preparation(wide, said)
     proof = verify_coupling(left, right, wide, noise_image(wide))
     if not isfinite(proof.error) or (off_diagonal == "zero" and not (proof.holds or allow_inexact)):
         raise CouplingError(
@@ -82,6 +84,21 @@ def couple_folders(
     }
     export(wide, output, record=record, force=force)
     return {"spec": spec.to_json(), "timm_loads": timm_builds(spec), **record}
+
+
+def _keep_preparation(wide: Any, parents: Sequence[Any]) -> None:
+    """Images are prepared for the wide model as for its parents. Weight files do not say how."""
+    keys = ("mean", "std", "crop_pct", "interpolation")
+    prepared = [{key: parent.pretrained_cfg.get(key) for key in keys} for parent in parents]
+    for key in keys:
+        values = [one[key] for one in prepared]
+        if any(value != values[0] for value in values):
+            raise CouplingError(
+                f"the parents' images are prepared differently: {key} is {values[0]}, {values[1]}",
+                "Couple models that were trained on images prepared alike.",
+            )
+    for one in prepared[:1]:
+        wide.pretrained_cfg.update(one)
 
 
 def _check_apart(output: Path, *inputs: str | Path) -> None:
