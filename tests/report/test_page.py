@@ -155,7 +155,7 @@ def test_a_comparison_is_shown(browser: Browser, comparison: Path, tmp_path: Pat
     text = seen.text("#compare")
     for line in summary["lines"]:
         assert line["protocol"] in text and f"{100 * line['top1']:.2f} %" in text
-    assert "to reach standard" in text
+    assert "to reach standard" in text and "rates tuned" not in text
     assert seen.points("trade")
     seen.page.select_option("#compare [data-choice=against]", "time")
     assert seen.points("trade")
@@ -233,8 +233,40 @@ def test_a_broken_run_says_what_is_missing(browser: Browser, trained: Path, tmp_
     assert seen.page.locator("svg.tree .node.unreadable").count() == 1
     assert seen.page.locator("svg.tree .node.waiting").count() == 1
     assert seen.problems == []
+    shutil.rmtree(copy / "jobs")
+    (copy / "result.json").write_text('{"top1": 0.5}')
+    assert "is gone" in visit(browser, [copy], tmp_path).text("#verdict .missing")
     (copy / "run.json").write_text("[")
     assert "run.json cannot be read" in visit(browser, [copy], tmp_path).text("#verdict .missing")
+
+
+def test_what_is_not_finite_is_a_gap(browser: Browser, trained: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    for summary in copy.glob("jobs/resnet18d-*/summary.csv"):
+        head, *rows = summary.read_text().splitlines()
+        numbers = dict(zip(head.split(","), rows[0].split(","), strict=True)) | {"loss": "nan"}
+        summary.write_text("\n".join([head, ",".join(numbers.values()), *rows[1:]]))
+        result = json.loads((summary.parent / "result.json").read_text()) | {"loss": float("inf")}
+        (summary.parent / "result.json").write_text(json.dumps(result))
+    seen = visit(browser, [copy], tmp_path)
+    seen.page.select_option("#curves [data-choice=what]", "loss")
+    assert any(None in trace["y"] for trace in seen.points("curves"))
+    assert seen.problems == []
+
+
+def test_a_training_under_way_has_its_time_and_accuracy(trained: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    for result in copy.glob("jobs/resnet18d-*/result.json"):
+        result.unlink()
+    levels = read_run(copy)["levels"]
+    assert all(level["seconds"] > 0 for level in levels)
+    done = read_run(trained)
+    for key, node in read_run(copy)["nodes"].items():
+        assert node["top1"] == pytest.approx(done["nodes"][key]["top1"])
+        if node["kind"] == "train":
+            assert node["state"] == "stopped" and node["seconds"] > 0
 
 
 def test_a_served_page_follows_the_run(browser: Browser, trained: Path, tmp_path: Path) -> None:
@@ -282,7 +314,9 @@ def test_the_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         ([str(trained), "--output", str(tmp_path / "no" / "page.html")], "is not a folder"),
         ([str(trained), "--output", str(tmp_path)], "is not a page's name"),
         ([str(tmp_path)], "holds no run"),
+        ([str(tmp_path / "nowhere")], "holds no run"),
         ([str(tmp_path), "--serve"], "holds no run"),
+        ([str(trained), "--serve", "--port", "99999"], "port 99999 cannot be used"),
     ):
         assert main(["report", *arguments]) == 2
         error = capsys.readouterr().err

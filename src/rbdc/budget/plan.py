@@ -237,7 +237,7 @@ def _stages(
             raise PlanError(
                 f"level {level} ({levels[level]}) would train for {wanted:.3g} epochs, which "
                 "rounds to 0",
-                "Spend more, take fewer steps or a smaller ratio, or do not round (rounding none).",
+                "Spend more, take fewer steps or a smaller ratio, or say --rounding none.",
             )
     costs = [
         2**level * training_flops(forward, count, images)

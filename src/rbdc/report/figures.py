@@ -107,7 +107,7 @@ def draw_budget(
     for row, key in ((1, "planned_flops"), (0, "flops")):
         _label_parts(axes, row, [level[key] / baseline_flops for level in levels], width)
     axes.set_xlim(0, width)
-    axes.set_yticks([0, 1, 2], ["spent", "planned", "standard training"])
+    axes.set_yticks([0, 1, 2], ["spent", "planned", "standard, budget 1"])
     axes.set_xlabel(f"FLOPs of all models (1 = {readable_flops(baseline_flops)})")
     handles = [
         _handle(

@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ class Found:
         rows = []
         for number, row in enumerate(csv.DictReader(self._text(path).splitlines())):
             try:
+                if None in row.values():  # it ends before the last column
+                    raise ValueError
                 rows.append({name: float(value) if value else None for name, value in row.items()})
             except (TypeError, ValueError):
                 self._miss(path, f"row {number + 1} and what follows")
@@ -94,7 +97,11 @@ def read_run(folder: Path) -> dict[str, Any]:
     }
     for node in nodes.values():
         _place(node, nodes)
-    request = run.get("request", {})
+    request = run.get("request") or {}
+    result = found.json(folder / RESULT)
+    if result:  # a finished run: nothing can be waiting
+        lost = [node["folder"] for node in nodes.values() if node["state"] == "waiting"]
+        found.missing += [f"{place} is gone" for place in lost]
     return {
         "name": folder.resolve().name,
         "folder": str(folder),
@@ -109,9 +116,9 @@ def read_run(folder: Path) -> dict[str, Any]:
         "nodes": nodes,
         "trees": trees,
         "levels": _levels(nodes, trees[0]["keys"]) if trees and "plan" in request else [],
-        "result": {k: v for k, v in found.json(folder / RESULT).items() if k != "nodes"},
+        "result": {k: v for k, v in result.items() if k != "nodes"},
         "summary": summary,
-        "missing": found.missing,
+        "missing": list(dict.fromkeys(found.missing)),
     }
 
 
@@ -119,7 +126,8 @@ def _tried(found: Found, read: Callable[[], Any]) -> Any:
     try:
         return read()
     except (RbdcError, OSError, ValueError) as error:
-        found.missing.append(str(error).splitlines()[0])
+        problem = error.problem if isinstance(error, RbdcError) else str(error)
+        found.missing.append(problem.replace(f"{found.folder}/", ""))
         return None
 
 
@@ -130,12 +138,18 @@ def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) 
     method = node.get("method") or {}
     coupled = node["parents"] or node["name"].startswith("standard")  # the one to compare with
     blocks = _thinned(found.lines(place / "blocks.jsonl"), MOST_BLOCK_ROWS) if coupled else []
+    logged, evaluated = found.lines(place / "log.jsonl"), found.table(place / "summary.csv")
+    so_far = {  # of a training that is not finished
+        "seconds": max((row.get("seconds") or 0.0 for row in (*logged, *evaluated)), default=None),
+        "top1": evaluated[-1].get("ema_top1", evaluated[-1].get("top1")) if evaluated else None,
+    }
     return {
         "state": "unreadable",
         "top1": None,
         "flops": 0.0,
         "epochs": node.get("epochs"),
         **(status or {}),
+        **({} if result else so_far),
         **{name: node.get(name) for name in ("key", "name", "kind", "level", "width", "folder")},
         "parents": node["parents"],
         "seed": str(node["seed"]) if "seed" in node else None,  # too long for JavaScript
@@ -143,13 +157,14 @@ def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) 
         "method": " ".join(str(method[k]) for k in ("name", "transition") if k in method),
         "best": result.get("best"),
         "top5": result.get("top5"),
+        "loss": result.get("loss"),
         "images": result.get("images"),
         "proof_error": result.get("proof_error"),
         "norm_drift": result.get("norm_drift"),
         "task": {k: v for k, v in job.get("task", {}).items() if k not in ("recipe", "seed")},
         "lr": job.get("task", {}).get("recipe", {}).get("lr"),
-        "history": _columns(found.table(place / "summary.csv"), EVALUATED),
-        "steps": _columns(_thinned(found.lines(place / "log.jsonl"), points), LOGGED),
+        "history": _columns(evaluated, EVALUATED),
+        "steps": _columns(_thinned(logged, points), LOGGED),
         "blocks": _blocks(blocks),
     }
 
@@ -170,7 +185,8 @@ def _thinned(rows: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
 
 
 def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
+    """To five digits; what is not finite is not there."""
+    return float(f"{value:.5g}") if value is not None and isfinite(value) else None
 
 
 def _blocks(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -191,7 +207,9 @@ def _place(node: dict[str, Any], nodes: Mapping[str, dict[str, Any]]) -> None:
     node["seconds_before"] = sum(nodes[key].get("seconds") or 0.0 for key in ancestors)
     node["epochs_before"] = _epochs_before(node, nodes)
     grown = [nodes[k] for k in node["parents"] if k in nodes and nodes[k]["kind"] == "grow"]
-    node["start_top1"] = grown[0]["top1"] if grown and node["kind"] == "train" else None
+    for name in ("top1", "loss"):  # right after the coupling, before any step
+        start = grown[0].get(name) if grown and node["kind"] == "train" else None
+        node[f"start_{name}"] = start
 
 
 def _epochs_before(node: Mapping[str, Any], nodes: Mapping[str, Any]) -> float:

@@ -85,6 +85,8 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
         f"spent {readable_flops(status['spent_flops'])} of "
         f"{readable_flops(status['planned_flops'])} planned ({share:.1%})"
     ]
+    if any(node["name"] == "standard" for node in status["nodes"]):
+        lines[0] += ", standard training beside it not counted"
     if owner := status["running"]:
         lines.append(f"run by process {owner.get('pid')} on {owner.get('host')}")
     lines += [

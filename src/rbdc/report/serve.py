@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from rbdc.errors import RbdcError
 from rbdc.report.page import read_state, render
 
 ADDRESS, REFRESH_SECONDS = "127.0.0.1", 3.0
@@ -41,4 +42,9 @@ def make_server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
         def log_message(self, *_: Any) -> None:
             """Nothing is logged."""
 
-    return ThreadingHTTPServer((ADDRESS, port), Handler)
+    try:
+        return ThreadingHTTPServer((ADDRESS, port), Handler)
+    except (OSError, OverflowError) as error:
+        raise RbdcError(
+            f"port {port} cannot be used: {error}", "Choose another, or leave --port out."
+        ) from error

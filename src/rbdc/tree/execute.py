@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +73,16 @@ def _train(
     counted = (len(shop.data.train), shop.counter)
     before = sum(subtree_flops(parent, *counted) for parent in job.parents)
     per_image = training_flops(forward_flops(job.model, counter=shop.counter), 1, 1)
-    noted = [0.0]
+    noted, scores = 0.0, None
 
     def note(progress: Progress) -> None:
+        nonlocal noted, scores
         observe(progress)
-        if progress.scores is not None or time.monotonic() - noted[0] > PROGRESS_SECONDS:
-            noted[0] = time.monotonic()
-            write_text(folder / PROGRESS, json.dumps(progress.to_json()))  # may be lost
+        scores = progress.scores or scores  # the last ones stay to be seen
+        if progress.scores is not None or time.monotonic() - noted > PROGRESS_SECONDS:
+            noted = time.monotonic()
+            so_far = replace(progress, scores=scores)
+            write_text(folder / PROGRESS, json.dumps(so_far.to_json()))  # may be lost
 
     trained = train(
         job.task,

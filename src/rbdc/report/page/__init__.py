@@ -5,6 +5,7 @@ import gzip
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,17 @@ SCRIPTS = ("dom.js", "tree.js", "charts.js", "page.js")
 
 def read_state(folders: Sequence[Path]) -> dict[str, Any]:
     """What the page shows."""
-    return {"runs": [read_run(folder) for folder in folders]}
+    state: dict[str, Any] = _finite({"runs": [read_run(folder) for folder in folders]})
+    return state
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for what is not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def render(state: dict[str, Any], *, refresh_seconds: float = 0.0) -> str:
@@ -40,8 +51,9 @@ def render(state: dict[str, Any], *, refresh_seconds: float = 0.0) -> str:
 
 def write_report(folders: Sequence[Path], output: Path) -> Path:
     """One HTML file of all these runs; where it is."""
+    state = read_state(folders)
     check_report(output)
-    write_text(output, render(read_state(folders)))
+    write_text(output, render(state))
     return output
 
 

@@ -17,7 +17,7 @@ function plot(element, traces, layout, click) {
     legend: { orientation: "h", y: 1.02, x: 0, yanchor: "bottom" },
     hoverlabel: { namelength: -1 },
     xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
-  }, { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+  }, { responsive: true, displaylogo: false, modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]] });
   element.removeAllListeners("plotly_click");
   if (click) element.on("plotly_click", (event) => click(event.points[0]));
 }
@@ -38,10 +38,11 @@ function curve(node, x, y, unit) {
   const values = columns[{ top1: "ema_top1" in columns ? "ema_top1" : "top1", loss: "loss", train: "loss", lr: "lr" }[y]];
   if (!values || !values.length) return null;
   const xs = curveX(node, columns, x, unit), ys = values.map((value) => (y === "top1" && value !== null ? 100 * value : value));
-  if (y === "top1" && isNumber(node.start_top1)) {
+  const start = { top1: 100 * node.start_top1, loss: node.start_loss }[y]; // right after the coupling
+  if (isNumber(start) && isNumber(node.start_top1)) {
     const own = { epoch: [0], flops: [flopsBefore(node)], seconds: [0] };
     xs.unshift(curveX(node, own, x, unit)[0]);
-    ys.unshift(100 * node.start_top1);
+    ys.unshift(start);
   }
   return { xs, ys };
 }
@@ -76,13 +77,14 @@ function drawCurves(element, run, nodes, x, y) {
 }
 
 function drawNode(element, node) {
+  const start = isNumber(node.start_top1), scores = node.history.ema_top1 || node.history.top1 || [];
   const traces = [
     { x: node.steps.epoch, y: node.steps.loss, name: "training loss", mode: "lines", line: { color: style("--quiet"), width: 1 }, yaxis: "y2" },
-    { x: node.history.epoch, y: (node.history.ema_top1 || node.history.top1 || []).map((v) => 100 * v), name: "test accuracy (%)", mode: "lines+markers", line: { color: levelColour(node.level) } },
+    { x: [...(start ? [0] : []), ...(node.history.epoch || [])], y: [...(start ? [node.start_top1] : []), ...scores].map((v) => 100 * v), name: "test accuracy (%)", mode: "lines+markers", line: { color: levelColour(node.level) } },
   ].filter((trace) => trace.x && trace.y);
   plot(element, traces, {
     height: 280, xaxis: { title: { text: "epochs" }, rangemode: "tozero" }, yaxis: { title: { text: "top-1 (%)" } },
-    yaxis2: { overlaying: "y", side: "right", title: { text: "training loss" }, showgrid: false, automargin: true },
+    yaxis2: { overlaying: "y", side: "right", title: { text: "training loss" }, showgrid: false, automargin: true, tickmode: "auto" },
   });
 }
 
@@ -107,7 +109,7 @@ function drawTrade(element, summary, x) {
       hovertemplate: "%{y:.2f} % at %{x:.3~g}<br>epochs %{customdata[0]}, %{customdata[1]} seeds<extra>%{fullData.name}</extra>",
     };
   });
-  const title = x === "flops" ? "FLOPs of all models, standard training is 1 (points moved aside to be seen)" : "minutes of all models, one after the other";
+  const title = x === "flops" ? "FLOPs of all models, standard training is 1" : "minutes of all models";
   plot(element, traces, { height: 460, xaxis: { title: { text: title } }, yaxis: { title: { text: "top-1 accuracy (%)" } } });
 }
 
@@ -143,10 +145,10 @@ const relative = (blocks) => blocks.sizes.map((layers) => layers.map(halves)); /
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
 function drawGrown(element, nodes) {
-  const traces = nodes.map((node) => {
+  const traces = nodes.map((node, number) => {
     const standard = node.name.startsWith("standard"), values = relative(node.blocks).map((layers) => mean(layers.filter(isNumber)));
     return {
-      x: node.blocks.epoch, y: values, name: shortName(node), mode: "lines+markers", marker: { size: 4 },
+      x: node.blocks.epoch, y: values, name: shortName(node), mode: "lines+markers", marker: { size: 6, symbol: SHAPES[number % SHAPES.length] },
       line: { color: standard ? style("--quiet") : levelColour(node.level), dash: standard ? "dash" : "solid", width: 1.5 },
     };
   });

@@ -47,7 +47,7 @@ const SECTIONS = {
     const r = run(), result = r.result;
     const lines = [h("p", { class: "quiet" }, [r.about.model ? modelName(r.about.model) : null, dataText(r), runState(r), r.started ? `begun ${new Date(r.started).toLocaleString()}` : null].filter(Boolean).join(" · "))];
     if (isNumber(result.top1)) {
-      lines.push(h("p", { class: "verdict" }, `RBDC: top-1 ${percent(result.top1)} with ${flops(result.training_flops)} for all models of the tree, ${digits(result.normalized_flops, 3)} times standard training for ${digits(r.about.baseline_epochs)} epochs.`));
+      lines.push(h("p", { class: "verdict" }, `RBDC: top-1 ${percent(result.top1)} with ${flops(result.training_flops)} for all models of the tree, ${digits(result.normalized_flops, 3)} times what ${digits(r.about.baseline_epochs)} epochs of standard training cost.`));
       if (result.standard) {
         const gap = 100 * (result.top1 - result.standard.top1);
         lines.push(h("p", { class: "verdict" }, `Standard training with the same FLOPs: top-1 ${percent(result.standard.top1)}. ${gap === 0 ? "No difference" : `${Math.abs(gap).toFixed(2)} points ${gap > 0 ? "more" : "less"} for RBDC`}; one seed, so a hint, not a result.`));
@@ -89,14 +89,15 @@ const SECTIONS = {
       ["right after coupling", isNumber(node.start_top1) ? percent(node.start_top1) : null],
       ["top-1", isNumber(node.top1) ? percent(node.top1) : null], ["top-5", isNumber(node.top5) ? percent(node.top5) : null],
       ["best", node.best ? `${percent(node.best.top1)} at epoch ${digits(node.best.epoch)}` : null],
-      ["FLOPs", `${flops(node.flops)} of ${flops(node.planned_flops)} planned`], ["time", node.seconds ? duration(node.seconds) : null],
+      ["FLOPs", node.planned_flops ? `${flops(node.flops)} of ${flops(node.planned_flops)} planned` : null],
+      ["parents", node.kind === "grow" ? node.parents.map((key) => shortName(run().nodes[key])).join(", ") : null], ["time", node.seconds ? duration(node.seconds) : null],
       ["images a second", node.images && node.seconds ? digits(node.images / node.seconds, 3) : null],
       ["proof's error", isNumber(node.proof_error) ? node.proof_error.toExponential(1) : null], ["drift of the norms", isNumber(node.norm_drift) ? node.norm_drift.toExponential(1) : null],
       ["method", node.method], ["learning rate", isNumber(node.lr) ? digits(node.lr) : null],
       ...Object.entries(node.task).filter(([name]) => name !== "epochs").map(([name, value]) => [name.replaceAll("_", " "), plain(value)]),
       ["seed", node.seed], ["folder", node.folder], ["key", node.key],
     ];
-    return [h("h3", {}, node.name), h("div", { class: "two" }, h("div", {}, chart("node")), h("div", {}, facts(details)))];
+    return [h("h3", {}, node.name), node.history.epoch ? h("div", { class: "two" }, h("div", {}, chart("node")), h("div", {}, facts(details))) : facts(details)];
   },
 
   budget() {
@@ -158,7 +159,7 @@ const SECTIONS = {
     return [
       h("h2", {}, "How to repeat it"),
       r.command ? h("pre", {}, r.command) : null,
-      h("p", { class: "quiet" }, "The same command on the same folder goes on with a run that was stopped; on another folder it repeats it."),
+      !r.command ? null : h("p", { class: "quiet" }, "The same command on the same folder goes on with a run that was stopped; on another folder it repeats it."),
       isNumber(r.result.top1) ? [h("h3", {}, "The model"), h("pre", {}, loads)] : null,
       facts([
         ["data", dataText(r)], ["fingerprint", r.data.fingerprint], ["classes", (r.data.class_names || []).join(", ")],
@@ -239,7 +240,7 @@ function reached(summary) {
   const rows = Object.entries(summary.flops_to_reach || {}).filter(([protocol]) => protocol !== "standard" && budgets(protocol) > 1)
     .map(([protocol, found]) => [protocol, end(found.flops), found.low === found.high ? "" : `${end(found.low)} to ${end(found.high)}`]);
   const notes = [];
-  if (summary.tuning) notes.push(h("p", { class: "quiet" }, `Learning rates tuned, at ${digits(summary.tuning_flops, 3)} of standard training in all: ${[...new Set(summary.rows.map((row) => `${row.protocol} ${digits(row.lr)}`))].join(", ")}.`));
+  if ((summary.tuning || []).length) notes.push(h("p", { class: "quiet" }, `Learning rates tuned, which cost ${digits(summary.tuning_flops, 3)} times standard training: ${[...new Set(summary.rows.map((row) => `${row.protocol} ${digits(row.lr)}`))].join(", ")}.`));
   if (!rows.length) return notes;
   return [h("h3", {}, "FLOPs to reach standard training's best accuracy"), table([["protocol"], ["FLOPs", true], ["95 %", true]], rows), ...notes];
 }

@@ -1,7 +1,7 @@
 // The tree as a drawing: models as boxes, leaves to the left; couplings as pills between them.
 "use strict";
 
-const BOX = { width: 226, height: 66, gapX: 150, gapY: 14 };
+const BOX = { width: 244, height: 66, gapX: 150, gapY: 14 };
 const MARKS = { done: "✓", running: "▶", stopped: "‖", waiting: "·", failed: "✗", unreadable: "?" };
 
 function placed(nodes, keys) {
@@ -68,7 +68,7 @@ function stateText(node) {
 }
 
 function box(node, x, y, chosen, choose) {
-  const epochs = isNumber(node.epochs) ? digits(node.epochs, 3) + " epochs" : "";
+  const epochs = isNumber(node.epochs) ? digits(node.epochs, 3) + (node.epochs === 1 ? " epoch" : " epochs") : "";
   const line = [epochs, flops(node.flops || node.planned_flops), node.seconds ? duration(node.seconds) : null];
   const colour = node.name === "standard" ? "var(--quiet)" : `var(--level${node.level % 5})`;
   return clickable(node, chosen, choose, `${node.name}, ${stateText(node)}`,

@@ -1,0 +1,155 @@
+"""A classifier, trained by rbdc or by anyone with timm, as the backbone of a detector.
+
+A ViT becomes ViTDet's: the same blocks on a map of patches of any size, most of them with attention
+within windows, and a simple pyramid. A ResNet keeps its four stages and gets torchvision's FPN.
+"""
+
+import copy
+from collections import OrderedDict
+from functools import partial
+from math import log2
+from typing import Any
+
+from timm.layers import Format, PatchEmbed, freeze_batch_norm_2d
+from timm.models.resnet import ResNet
+from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer_sam import VisionTransformerSAM
+from torch import Tensor, nn
+from torchvision.models.detection.backbone_utils import BackboneWithFPN
+
+from rbdc.errors import ModelError
+from rbdc.models.families import family_of
+from rbdc.transfer.pyramid import STRIDES, Norm, SimpleFPN
+from rbdc.transfer.weights import WeightReport, account, fill_vit
+
+CHANNELS = 256  # of every map of a pyramid, as in both papers
+_EVERY = 3  # a block of so many sees the whole image
+_USUAL_PATCH = 16
+
+
+class ViTBackbone(nn.Module):
+    """A plain transformer and its pyramid: images in, five maps by name out."""
+
+    def __init__(self, body: nn.Module, fpn: SimpleFPN) -> None:
+        super().__init__()
+        self.body, self.fpn = body, fpn
+        self.out_channels = fpn.out_channels
+
+    def forward(self, images: Tensor) -> "OrderedDict[str, Tensor]":
+        maps: OrderedDict[str, Tensor] = self.fpn(self.body(images))
+        return maps
+
+
+def backbone_of(
+    classifier: nn.Module,
+    *,
+    window: int = 14,
+    drop_path: float = 0.0,
+    norm: Norm = "layer",
+    frozen_norms: bool = True,
+) -> tuple[nn.Module, WeightReport]:
+    """The classifier's feature extractor with a pyramid, and what became of its weights.
+
+    Its own weights are copied; the pyramid's are fresh. `window`, `drop_path` and `norm` (of the
+    pyramid) are for ViTs; a window of 0 makes every block global. `frozen_norms` is for ResNets:
+    their batch norms keep their statistics, because a detector's batches are too small for others.
+    """
+    family_of(classifier)  # refuses what is neither
+    record: Any = classifier.pretrained_cfg
+    if record["input_size"][0] != 3:
+        raise ModelError(
+            f"the classifier takes images of {record['input_size'][0]} channels",
+            "A detector's images have three: use a classifier of colour images.",
+        )
+    if isinstance(classifier, ResNet):
+        return _resnet_backbone(classifier, frozen_norms)
+    body, report = vit_body(classifier, window=window, drop_path=drop_path)
+    stride = body.patch_embed.patch_size[0]
+    return ViTBackbone(body, SimpleFPN(body.embed_dim, stride, CHANNELS, norm)), report
+
+
+def global_blocks(depth: int) -> tuple[int, ...]:
+    """The blocks that see the whole image, every third: 2, 5, 8 and 11 of twelve."""
+    return tuple(range(_EVERY - 1, depth, _EVERY))
+
+
+def vit_body(
+    classifier: VisionTransformer, *, window: int = 14, drop_path: float = 0.0
+) -> tuple[Any, WeightReport]:
+    """The blocks of a ViT on a map of patches: (images, 3, H, W) -> (images, C, H/p, W/p).
+
+    H and W may be anything: the image is padded to whole patches, and the position embedding
+    resampled to their grid. As in ViTDet the class token is left out and no norm follows the last
+    block. Patches whose size is no power of two (14) are resampled to 16 pixels, because
+    torchvision's heads need strides that are.
+    """
+    block = _plain_block(classifier)
+    norm: type[nn.Module] = type(block.norm1)
+    patch = classifier.patch_embed.patch_size[0]
+    if not log2(patch).is_integer():
+        patch = _USUAL_PATCH
+    body: Any = VisionTransformerSAM(
+        img_size=tuple(side * patch for side in classifier.patch_embed.grid_size),
+        patch_size=patch,
+        num_classes=0,
+        embed_dim=classifier.embed_dim,
+        depth=len(classifier.blocks),
+        num_heads=block.attn.num_heads,
+        mlp_ratio=block.mlp.fc1.out_features / classifier.embed_dim,
+        qkv_bias=block.attn.qkv.bias is not None,
+        qk_norm=not isinstance(block.attn.q_norm, nn.Identity),
+        init_values=None if isinstance(block.ls1, nn.Identity) else 1.0,  # filled below
+        pre_norm=not isinstance(classifier.norm_pre, nn.Identity),
+        norm_layer=partial(norm, eps=block.norm1.eps),
+        act_layer=type(block.mlp.act),
+        embed_layer=partial(
+            PatchEmbed, output_fmt=Format.NHWC, strict_img_size=False, dynamic_img_pad=True
+        ),
+        use_abs_pos=classifier.pos_embed is not None,
+        window_size=window,
+        global_attn_indexes=global_blocks(len(classifier.blocks)),
+        drop_path_rate=drop_path,
+        neck_chans=0,
+    )
+    body.neck = body.head = nn.Identity()  # timm's would be the final norm and a classifier
+    return body, fill_vit(body, classifier)
+
+
+def _plain_block(classifier: VisionTransformer) -> Any:
+    """Its first block, if all are timm's ordinary ones: others may have the same keys and compute
+    something else with them."""
+    for number, block in enumerate(classifier.blocks):
+        mlp, patches = getattr(block, "mlp", None), classifier.patch_embed
+        if type(block) is not Block or not hasattr(mlp, "fc1"):
+            raise ModelError(
+                f"block {number} of the classifier is {type(block).__name__} with "
+                f"{type(mlp).__name__}, Block with Mlp was expected",
+                "Use a plain ViT or DeiT, whose blocks can attend within windows.",
+            )
+        if type(patches) is not PatchEmbed or len(set(patches.patch_size)) > 1:
+            raise ModelError(
+                f"the classifier makes its patches by {type(patches).__name__}, "
+                "one convolution of square patches was expected",
+                "Use a plain ViT or DeiT.",
+            )
+    return classifier.blocks[0]
+
+
+def _resnet_backbone(classifier: ResNet, frozen_norms: bool) -> tuple[nn.Module, WeightReport]:
+    stages = classifier.feature_info[1:]
+    strides = tuple(info["reduction"] for info in stages)
+    if strides != STRIDES:
+        raise ModelError(
+            f"the stages of the classifier have strides {strides}, {STRIDES} was expected",
+            "Build it without output_stride.",
+        )
+    network = copy.deepcopy(classifier)
+    if frozen_norms:
+        network = freeze_batch_norm_2d(network)
+    backbone = BackboneWithFPN(
+        network,
+        {info["module"]: str(number) for number, info in enumerate(stages)},
+        [info["num_chs"] for info in stages],
+        CHANNELS,
+    )
+    return backbone, account(backbone.body, classifier)

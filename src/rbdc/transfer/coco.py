@@ -1,0 +1,348 @@
+"""Images with boxes and masks: COCO's layout, or any JSON of COCO's format with its image folder.
+
+Everything is checked when it is read, so that nothing is found out in the middle of a training:
+ids, categories, image files, boxes, and shapes, which all become run-length codes. What an object
+lacks to be learned from is counted and the object dropped; what contradicts itself is an error.
+"""
+
+import json
+import math
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeGuard
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from rbdc.data.files import Place, look_at
+from rbdc.data.images import listed_fingerprint
+from rbdc.errors import DataError, nearest
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
+NO_AREA, OUTSIDE, NO_SHAPE = "box without area", "box outside the image", "no usable shape"
+_KEYS = ("images", "annotations", "categories")
+_REMEDY = "COCO's instances_*.json has images, annotations and categories, each a list of objects."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Region:
+    """An object, or a crowd of them, in an image."""
+
+    category: int
+    """As the file numbers them, maybe with gaps."""
+    box: Box
+    """Within the image, with an area."""
+    counts: bytes
+    """Its shape: the counts of a compressed run-length code of the image's size."""
+    crowd: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """An image and what is in it, which may be nothing."""
+
+    id: int
+    place: Place
+    height: int
+    width: int
+    regions: tuple[Region, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CocoSet:
+    """One split of a data set."""
+
+    annotations: Path
+    pictures: tuple[Picture, ...]
+    categories: Mapping[int, str]
+    """Names by id, in the order of ids."""
+    dropped: Mapping[str, int]
+    """Why objects were dropped, and how many."""
+    fingerprint: str
+    """A digest that changes when images, regions or categories do."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(self.categories.values())
+
+    @property
+    def objects(self) -> int:
+        """How many there are to learn from or to find: crowds are not among them."""
+        return sum(not region.crowd for picture in self.pictures for region in picture.regions)
+
+    def labels(self, class_names: Sequence[str]) -> dict[int, int]:
+        """Category id -> a detector's label, from 1; by name, whatever the files number them."""
+        known = {name: label for label, name in enumerate(class_names, start=1)}
+        return {id: known[name] for id, name in self.categories.items() if name in known}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "annotations": self.annotations.name,
+            "images": len(self.pictures),
+            "objects": self.objects,
+            "crowds": sum(r.crowd for picture in self.pictures for r in picture.regions),
+            "without_objects": sum(not picture.regions for picture in self.pictures),
+            "dropped": dict(self.dropped),
+            "class_names": list(self.class_names),
+            "fingerprint": self.fingerprint,
+        }
+
+
+def open_coco(root: str | Path) -> tuple[CocoSet, CocoSet]:
+    """The training and the validation split of a folder in COCO's layout.
+
+    `annotations/instances_train2017.json` goes with `train2017/`, and so for val; without a year,
+    or with another, just the same.
+    """
+    root = Path(root)
+    splits = []
+    for split in ("train", "val"):
+        found = sorted(root.glob(f"annotations/instances_{split}*.json"))
+        if len(found) != 1:
+            raise DataError(
+                f"{root} has {len(found)} files annotations/instances_{split}*.json, "
+                "one was expected",
+                "Give a folder in COCO's layout, or name each split's JSON and image folder.",
+            )
+        splits.append(read_coco(found[0], root / found[0].stem.removeprefix("instances_")))
+    train, val = splits
+    check_splits(train, val)
+    return train, val
+
+
+def check_splits(train: CocoSet, val: CocoSet) -> None:
+    """Refuse splits that a detector cannot be trained on, or not scored."""
+    for split in (train, val):
+        if not split.objects:
+            reasons = ", ".join(f"{count} x {why}" for why, count in split.dropped.items())
+            raise DataError(
+                f"{split.annotations} has no objects" + (f" left ({reasons})" if reasons else ""),
+                "Both splits need objects with boxes and masks; test sets without annotations "
+                "cannot be scored here.",
+            )
+    if not val.labels(train.class_names):
+        names = ", ".join(val.class_names[:5])
+        raise DataError(
+            f"{train.annotations} and {val.annotations} have no category in common: "
+            f"{', '.join(train.class_names[:5])} against {names}",
+            nearest(val.class_names[0], train.class_names)
+            or "Categories are the same where their names are.",
+        )
+
+
+def read_coco(annotations: str | Path, images: str | Path) -> CocoSet:
+    """One split: a JSON of COCO's format, and the folder its file names are relative to."""
+    path, folder = Path(annotations), Path(images)
+    content = read_annotations(path)
+    categories = _categories(path, content["categories"])
+    by_image: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    sizes = _sizes(path, content["images"])
+    for annotation in content["annotations"]:
+        image, category = (_id(path, annotation, key) for key in ("image_id", "category_id"))
+        if image not in sizes:
+            raise DataError(
+                f"{path} has an object in image {image}, which it does not list", _REMEDY
+            )
+        if category not in categories:
+            raise DataError(
+                f"{path} has an object of category {category}, which it does not list", _REMEDY
+            )
+        by_image[image].append(annotation)
+    dropped: Counter[str] = Counter()
+    pictures = []
+    for entry in content["images"]:
+        regions = []
+        height, width = sizes[entry["id"]]
+        for annotation in by_image[entry["id"]]:
+            region = region_of(annotation, height, width)
+            if isinstance(region, Region):
+                regions.append(region)
+            else:
+                dropped[region] += 1
+        pictures.append(
+            Picture(
+                id=entry["id"],
+                place=_place(path, folder, entry["file_name"]),
+                height=height,
+                width=width,
+                regions=tuple(regions),
+            )
+        )
+    return CocoSet(
+        annotations=path,
+        pictures=tuple(pictures),
+        categories=categories,
+        dropped=dict(dropped),
+        fingerprint=listed_fingerprint(
+            [f"{id} {name}" for id, name in categories.items()], list(_lines(pictures))
+        ),
+    )
+
+
+def region_of(annotation: Mapping[str, Any], height: int, width: int) -> Region | str:
+    """An annotation's region, cut to the image; or why it is of no use."""
+    box = annotation.get("bbox")
+    if not _numbers(box, 4):
+        return NO_AREA
+    left, top, wide, high = map(float, box)
+    if wide <= 0 or high <= 0:
+        return NO_AREA
+    cut = (max(left, 0.0), max(top, 0.0), min(left + wide, width), min(top + high, height))
+    if cut[0] >= cut[2] or cut[1] >= cut[3]:
+        return OUTSIDE
+    counts = shape_of(annotation.get("segmentation"), height, width)
+    if counts is None:
+        return NO_SHAPE
+    return Region(
+        category=annotation["category_id"],
+        box=cut,
+        counts=counts,
+        crowd=bool(annotation.get("iscrowd", 0)),
+    )
+
+
+def shape_of(segmentation: Any, height: int, width: int) -> bytes | None:
+    """Polygons, or a run-length code compressed or not, as the counts of a compressed one.
+
+    None if it is none of these, or has no pixel.
+    """
+    masks = pycocotools("mask")
+    try:
+        if isinstance(segmentation, dict):
+            if list(segmentation["size"]) != [height, width]:
+                return None
+            counts = segmentation["counts"]
+            if isinstance(counts, list):
+                if sum(counts) != height * width:
+                    return None
+                code = masks.frPyObjects(segmentation, height, width)
+            else:
+                counts = counts.encode() if isinstance(counts, str) else counts
+                code = {"size": [height, width], "counts": counts}
+        else:  # of fewer than three points pycocotools would make a box, or nothing
+            polygons = [p for p in segmentation if len(p) >= 6 and _numbers(p, len(p) // 2 * 2)]
+            code = masks.merge(masks.frPyObjects(polygons, height, width)) if polygons else None
+        return code["counts"] if code is not None and masks.area(code) > 0 else None
+    except (TypeError, KeyError, AttributeError, ValueError):  # not a shape at all
+        return None
+
+
+def masks_of(regions: Sequence[Region], height: int, width: int) -> Tensor:
+    """The shapes of regions, decoded: uint8 (regions, height, width) of 0 and 1."""
+    if not regions:
+        return torch.zeros(0, height, width, dtype=torch.uint8)
+    codes = [{"size": (height, width), "counts": region.counts} for region in regions]
+    with warnings.catch_warnings():  # its arrays do not know numpy 2's `copy` yet
+        warnings.simplefilter("ignore", DeprecationWarning)
+        decoded = pycocotools("mask").decode(codes)
+    return torch.from_numpy(decoded).permute(2, 0, 1).contiguous()
+
+
+def pycocotools(part: str) -> ModuleType:
+    """A module of pycocotools, which is an extra."""
+    try:
+        return import_module(f"pycocotools.{part}")
+    except ImportError:
+        raise DataError(
+            "the package `pycocotools` is not installed",
+            "Install the extra: pip install 'rbdc[transfer]'.",
+        ) from None
+
+
+def read_annotations(path: Path) -> dict[str, Any]:
+    """The JSON, if it is of COCO's format at first sight; lists of test images have no objects."""
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", "Name a file.") from None
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}", _REMEDY) from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is not of COCO's format: it holds no JSON object", _REMEDY)
+    for key in _KEYS:
+        if key == "annotations" and key not in content and "images" in content:
+            content[key] = []
+        if key not in content:
+            raise DataError(f"{path} is not of COCO's format: it has no {key}", _REMEDY)
+        if not isinstance(content[key], list) or not all(isinstance(e, dict) for e in content[key]):
+            raise DataError(
+                f"{path} is not of COCO's format: {key} is not a list of objects", _REMEDY
+            )
+        if not content[key] and key != "annotations":
+            raise DataError(f"{path} has no {key}", _REMEDY)
+    return content
+
+
+def _categories(path: Path, entries: Iterable[Mapping[str, Any]]) -> dict[int, str]:
+    found = {_id(path, entry, "id"): str(entry.get("name", entry["id"])) for entry in entries}
+    twice = [name for name, count in Counter(found.values()).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"{path} has more than one category called {twice[0]}",
+            "Give each a name of its own: splits are matched by name.",
+        )
+    return dict(sorted(found.items()))
+
+
+def _sizes(path: Path, entries: Iterable[Mapping[str, Any]]) -> dict[int, tuple[int, int]]:
+    """(height, width) by image id."""
+    sizes: dict[int, tuple[int, int]] = {}
+    for entry in entries:
+        id = _id(path, entry, "id")
+        if id in sizes:
+            raise DataError(f"{path} has two images with the id {id}", "Give each its own.")
+        height, width, name = (entry.get(key) for key in ("height", "width", "file_name"))
+        if not (_whole(height) and _whole(width) and isinstance(name, str)):
+            raise DataError(
+                f"{path} does not give file_name, height and width of image {id}", _REMEDY
+            )
+        if height < 1 or width < 1:
+            raise DataError(f"{path} says image {id} is {width} x {height} px", _REMEDY)
+        sizes[id] = (height, width)
+    return sizes
+
+
+def _id(path: Path, entry: Mapping[str, Any], key: str) -> int:
+    value = entry.get(key)
+    if not _whole(value):
+        raise DataError(
+            f"{path} is not of COCO's format: {key} is {value!r}, a whole number was expected",
+            _REMEDY,
+        )
+    return value
+
+
+def _whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _numbers(values: Any, count: int) -> TypeGuard[list[float]]:
+    return (
+        isinstance(values, list)
+        and len(values) == count
+        and all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+    )
+
+
+def _place(path: Path, folder: Path, name: str) -> Place:
+    file = folder / name
+    if not file.is_file():
+        raise DataError(
+            f"{file} is missing, which {path} lists",
+            "Put the image there, or name the folder that holds the images.",
+        )
+    return look_at(file)
+
+
+def _lines(pictures: Iterable[Picture]) -> Iterable[str]:
+    for picture in pictures:
+        place = picture.place
+        yield f"{picture.id} {place.size} {place.ends} {picture.height} {picture.width}"
+        for region in picture.regions:
+            yield f"{region.category} {region.box} {crc32(region.counts)} {region.crowd}"

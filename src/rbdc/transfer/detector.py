@@ -1,0 +1,192 @@
+"""torchvision's Mask R-CNN on a backbone of ours, and what it costs."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import ceil, log2
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models.detection import MaskRCNN
+from torchvision.ops import MultiScaleRoIAlign
+from torchvision.ops.poolers import LevelMapper
+
+from rbdc.errors import ModelError
+from rbdc.transfer.backbone import ViTBackbone, backbone_of
+from rbdc.transfer.pyramid import STRIDES, Norm
+from rbdc.transfer.weights import WeightReport
+
+DIVISOR = 64
+"""Images are padded to multiples of the largest stride. With torchvision's 32 the coarsest map has
+half a cell too much in every other size, and its anchors are then placed at the wrong distance."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DetectorSettings:
+    """What decides a detector beside its backbone's weights. The defaults are the paper's."""
+
+    min_size: int = 800
+    """Pixels of the short side, both in training and in evaluation."""
+    max_size: int = 1333
+    """Pixels that the long side may have at most."""
+    window: int = 14
+    """Patches of a window's side, for a ViT; 0: every block sees the whole image."""
+    drop_path: float = 0.0
+    pyramid_norm: Norm = "layer"
+    frozen_norms: bool = True
+    """A ResNet's batch norms keep the statistics they came with."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_size <= self.max_size:
+            raise ModelError(
+                f"images of {self.min_size} to {self.max_size} px were asked for",
+                "min_size is positive and not above max_size.",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Detector(MaskRCNN):  # type: ignore[misc]
+    """Mask R-CNN that tells timm its layers, so that timm's layer-wise decay works on it.
+
+    In training it takes images in the size they have, because the data has resized them; in
+    evaluation it resizes them itself, and gives boxes and masks in the images' own pixels.
+    """
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """timm's patterns of parameter names: the stem, then block by block; the rest is last."""
+        del coarse  # a stage of a ResNet is as fine as it gets here
+        if isinstance(self.backbone, ViTBackbone):
+            return {
+                "stem": r"^backbone\.body\.(?:pos_embed|patch_embed|norm_pre)",
+                "blocks": r"^backbone\.body\.blocks\.(\d+)",
+            }
+        return {
+            "stem": r"^backbone\.body\.(?:conv1|bn1)",
+            "blocks": r"^backbone\.body\.layer(\d+)",
+        }
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters of more than one axis that are not decayed all the same."""
+        return {"backbone.body.pos_embed"} & {name for name, _ in self.named_parameters()}
+
+
+def build_detector(
+    classifier: nn.Module, *, classes: int, settings: DetectorSettings | None = None
+) -> tuple[Detector, WeightReport]:
+    """Mask R-CNN for `classes` kinds of objects on the classifier's features.
+
+    Labels count from 1, because torchvision's 0 is the background. Images come as floats in
+    [0, 1] and are normalised as the classifier's were.
+    """
+    if classes < 1:
+        raise ModelError("a detector for no class was asked for", "Give it one or more.")
+    settings = settings or DetectorSettings()
+    record: Any = classifier.pretrained_cfg
+    backbone, report = backbone_of(
+        classifier,
+        window=settings.window,
+        drop_path=settings.drop_path,
+        norm=settings.pyramid_norm,
+        frozen_norms=settings.frozen_norms,
+    )
+    detector = Detector(
+        backbone,
+        num_classes=classes + 1,
+        min_size=settings.min_size,
+        max_size=settings.max_size,
+        image_mean=list(record["mean"]),
+        image_std=list(record["std"]),
+        box_roi_pool=_roi_align(7),
+        mask_roi_pool=_roi_align(14),
+        size_divisible=DIVISOR,
+        _skip_resize=True,  # in training only: see Detector
+    )
+    return detector, report
+
+
+def _roi_align(size: int) -> MultiScaleRoIAlign:
+    """torchvision's, with the strides said. Left to itself it guesses them once, from the first
+    batch, and guesses wrong where padding made a small image much larger."""
+    names = [str(number) for number in range(len(STRIDES))]
+    pool = MultiScaleRoIAlign(featmap_names=names, output_size=size, sampling_ratio=2)
+    pool.scales = [1 / stride for stride in STRIDES]
+    pool.map_levels = LevelMapper(
+        int(log2(STRIDES[0])), int(log2(STRIDES[-1])), pool.canonical_scale, pool.canonical_level
+    )
+    return pool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DetectorCost:
+    """Parameters of the parts of a detector, and FLOPs of one image through each.
+
+    The heads are counted with as many regions as they can get, so that the number does not depend
+    on what an untrained network finds: `proposals` boxes, and masks for `detections` of them.
+    """
+
+    height: int
+    width: int
+    proposals: int
+    detections: int
+    parameters: Mapping[str, int]
+    flops: Mapping[str, int]
+    counter: str = "torch"
+    """Matrix products, convolutions and attention; RoIAlign, norms and NMS are not counted."""
+
+    @property
+    def total_parameters(self) -> int:
+        return sum(self.parameters.values())
+
+    @property
+    def total_flops(self) -> int:
+        return sum(self.flops.values())
+
+    def to_json(self) -> dict[str, Any]:
+        totals = {"total_parameters": self.total_parameters, "total_flops": self.total_flops}
+        return asdict(self) | totals
+
+
+def detector_cost(detector: Detector, height: int = 800, width: int = 1333) -> DetectorCost:
+    """What the detector costs on an image of this size, padded as it will be; no memory is used."""
+    empty: Any = copy.deepcopy(detector).to("meta").eval()
+    heads, backbone = empty.roi_heads, empty.backbone
+    height, width = (DIVISOR * ceil(side / DIVISOR) for side in (height, width))
+    proposals = empty.rpn._post_nms_top_n["testing"]
+    detections = heads.detections_per_img
+    image = torch.empty(1, 3, height, width, device="meta")
+    features, body = _counted(backbone.body, image)
+    maps, neck = _counted(backbone.fpn, features)
+    _, rpn = _counted(empty.rpn.head, list(maps.values()))
+    box_input = torch.empty(proposals, backbone.out_channels, 7, 7, device="meta")
+    mask_input = torch.empty(detections, backbone.out_channels, 14, 14, device="meta")
+    _, box = _counted(nn.Sequential(heads.box_head, heads.box_predictor), box_input)
+    _, mask = _counted(nn.Sequential(heads.mask_head, heads.mask_predictor), mask_input)
+    parts = {
+        "backbone": ([backbone.body], body),
+        "pyramid": ([backbone.fpn], neck),
+        "rpn": ([empty.rpn], rpn),
+        "box head": ([heads.box_head, heads.box_predictor], box),
+        "mask head": ([heads.mask_head, heads.mask_predictor], mask),
+    }
+    return DetectorCost(
+        height=height,
+        width=width,
+        proposals=proposals,
+        detections=detections,
+        parameters={name: _size(modules) for name, (modules, _) in parts.items()},
+        flops={name: flops for name, (_, flops) in parts.items()},
+    )
+
+
+def _counted(module: nn.Module, given: Any) -> tuple[Any, int]:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        result: Tensor | Mapping[str, Tensor] = module(given)
+    return result, counter.get_total_flops()
+
+
+def _size(modules: list[nn.Module]) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())

@@ -1,0 +1,96 @@
+"""A sheet of images with what was found in them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
+
+from rbdc.errors import DataError
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f5fa9")
+_INCHES = 3.2  # of a picture's width
+_TITLE_INCHES = 0.3
+
+
+def draw_sheet(
+    images: Sequence[Tensor],
+    outputs: Sequence[Mapping[str, Tensor]],
+    class_names: Sequence[str],
+    path: Path,
+    *,
+    titles: Sequence[str] = (),
+    least_score: float = 0.5,
+    columns: int = 4,
+    most: int = 20,
+) -> None:
+    """Images with boxes, masks, classes and scores; the best `most` objects of each.
+
+    `images` are floats (3, H, W) in [0, 1], `outputs` what a detector gives for them; targets,
+    which have no scores, can be drawn the same way. The path's suffix decides the format.
+    """
+    if not images:
+        raise DataError("there is no image to draw", "Give at least one.")
+    from matplotlib.figure import Figure  # heavy, and only pictures need it
+
+    columns = min(columns, len(images))
+    rows = -(-len(images) // columns)
+    tallest = [
+        max(image.shape[1] / image.shape[2] for image in images[first : first + columns])
+        for first in range(0, len(images), columns)
+    ]
+    size = (_INCHES * columns, _INCHES * sum(tallest) + _TITLE_INCHES * rows)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, height_ratios=tallest)
+    for axes in grid.flat:
+        axes.set_axis_off()
+        axes.set_anchor("N")
+    for number, (axes, image, output) in enumerate(zip(grid.flat, images, outputs, strict=False)):
+        shown = _best(output, least_score, most)
+        axes.imshow(draw_objects(image, shown).permute(1, 2, 0).numpy())
+        for box, text, colour in _captions(shown, class_names):
+            style = {"facecolor": colour, "edgecolor": "none", "pad": 0.8}
+            axes.text(*box, text, fontsize=5, color="white", va="top", bbox=style, clip_on=True)
+        if titles:
+            axes.set_title(titles[number], fontsize=7, loc="left", parse_math=False)
+    figure.savefig(path, dpi=150)
+
+
+def draw_objects(image: Tensor, output: Mapping[str, Tensor]) -> Tensor:
+    """uint8 pixels of the image under the masks and boxes of `output`."""
+    pixels = (image.cpu().clamp(0, 1) * 255).round().to(torch.uint8)
+    if not len(output["boxes"]):
+        return pixels
+    colours = [_colour(label) for label in output["labels"].tolist()]
+    masks = output["masks"].cpu()
+    masks = (masks[:, 0] if masks.ndim == 4 else masks) > 0.5
+    pixels = draw_segmentation_masks(pixels, masks, alpha=0.5, colors=colours)
+    drawn: Tensor = draw_bounding_boxes(pixels, output["boxes"].cpu(), colors=colours, width=2)
+    return drawn
+
+
+def _best(output: Mapping[str, Tensor], least_score: float, most: int) -> dict[str, Tensor]:
+    scores = output.get("scores")
+    if scores is None:
+        return {key: output[key][:most] for key in ("boxes", "labels", "masks")}
+    order = scores.argsort(descending=True)
+    chosen = order[scores[order] >= least_score][:most]
+    return {key: output[key][chosen] for key in ("boxes", "labels", "masks", "scores")}
+
+
+def _captions(
+    output: Mapping[str, Tensor], class_names: Sequence[str]
+) -> list[tuple[tuple[float, float], str, str]]:
+    captions = []
+    scores = output["scores"].tolist() if "scores" in output else None
+    for number, (box, label) in enumerate(
+        zip(output["boxes"].tolist(), output["labels"].tolist(), strict=True)
+    ):
+        text = class_names[label - 1] + (f" {100 * scores[number]:.0f}" if scores else "")
+        captions.append(((box[0], box[1]), text, _colour(label)))
+    return captions
+
+
+def _colour(label: int) -> str:
+    return _COLOURS[label % len(_COLOURS)]

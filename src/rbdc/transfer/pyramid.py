@@ -1,0 +1,63 @@
+"""ViTDet's simple feature pyramid: four scales from the one that a plain transformer has.
+
+Li, Mao, Girshick, He: Exploring Plain Vision Transformer Backbones for Object Detection (2022).
+"""
+
+from collections import OrderedDict
+from math import log2
+from typing import Literal
+
+from timm.layers import LayerNorm2d
+from torch import Tensor, nn
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+
+STRIDES = (4, 8, 16, 32)
+Norm = Literal["layer", "batch", "none"]
+
+
+class SimpleFPN(nn.Module):
+    """Maps of strides 4, 8, 16 and 32, and 64 by pooling, from one of stride `stride`.
+
+    Finer maps come by transposed convolutions that halve the channels, coarser ones by pooling;
+    then each has a 1 x 1 and a 3 x 3 convolution of its own, normed. The maps are called as those
+    of torchvision's FPN: "0" to "3", and "pool".
+    """
+
+    def __init__(
+        self, in_channels: int, stride: int, out_channels: int = 256, norm: Norm = "layer"
+    ) -> None:
+        super().__init__()
+        assert log2(stride).is_integer(), "torchvision's heads take powers of two"
+        self.out_channels = out_channels
+        self.stages = nn.ModuleList(
+            _stage(in_channels, round(log2(stride / wanted)), out_channels, norm)
+            for wanted in STRIDES
+        )
+        self.top = LastLevelMaxPool()
+
+    def forward(self, features: Tensor) -> "OrderedDict[str, Tensor]":
+        maps = [stage(features) for stage in self.stages]
+        maps, names = self.top(maps, maps, [str(number) for number in range(len(maps))])
+        return OrderedDict(zip(names, maps, strict=True))
+
+
+def _stage(channels: int, doublings: int, out_channels: int, norm: Norm) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.MaxPool2d(2) for _ in range(-doublings)]
+    for left in range(doublings, 0, -1):
+        layers.append(nn.ConvTranspose2d(channels, channels // 2, kernel_size=2, stride=2))
+        channels //= 2
+        if left > 1:  # after the last one come the convolutions, with norms of their own
+            layers += [_norm(norm, channels), nn.GELU()]
+    for size, given in ((1, channels), (3, out_channels)):
+        layers += [
+            nn.Conv2d(given, out_channels, size, padding=size // 2, bias=norm == "none"),
+            _norm(norm, out_channels),
+        ]
+    return nn.Sequential(*layers)
+
+
+def _norm(norm: Norm, channels: int) -> nn.Module:
+    if norm == "layer":  # over the channels of a place, as in the transformer: ViTDet's own choice
+        module: nn.Module = LayerNorm2d(channels)
+        return module
+    return nn.BatchNorm2d(channels) if norm == "batch" else nn.Identity()
