@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,10 @@ def epochs_of_levels(epochs: Mapping[str, Sequence[float]]) -> str:
     return " + ".join(parts)
 
 
-def short_epochs(epochs: Mapping[str, Sequence[float]]) -> str:
+def short_epochs(epochs: Mapping[str, Sequence[float]], between: str = " / ") -> str:
     """'1.3 / 2.6 / 5.2': of one model of each level, or of all where they differ; leaves first."""
     levels = [epochs[level] for level in sorted(epochs, key=int, reverse=True)]
-    return " / ".join(
+    return between.join(
         "+".join(dict.fromkeys(f"{count:.3g}" for count in counts)) for counts in levels
     )
 
@@ -180,7 +181,14 @@ def save_comparison_plots(
 
 def _draw_flops(summary: Mapping[str, Any], path: Path) -> None:
     protocols = _protocols(summary)
-    figure, axes, below = _figure(summary, rows=len(protocols))
+    many = len({line["budget"] for line in summary["lines"]}) > 4
+    between = "\n" if many else " / "  # levels below each other, where there is no room beside
+    heights = [
+        max(len(line["epochs"]) for line in _lines(summary, protocol)) if many else 1
+        for protocol in protocols
+    ]
+    figure, axes, below = _figure(summary, rows=sum(heights))
+    middles = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
     budgets = sorted(line["flops"] for line in summary["lines"])
     margin = 0.12 + 0.08 * (budgets[-1] - budgets[0])
     grey: Any = {"ha": "center", "va": "center", "fontsize": 8, "color": "0.35"}
@@ -189,11 +197,15 @@ def _draw_flops(summary: Mapping[str, Any], path: Path) -> None:
         aside = 0.03 * margin * (number - (len(protocols) - 1) / 2)  # so that bars can be seen
         _draw_line(axes, [line["flops"] + aside for line in lines], lines, protocol, number)
         for line in lines:
-            below.text(line["flops"], number, short_epochs(line["epochs"]), **grey)
-    below.set_yticks(range(len(protocols)), protocols, fontsize=8)
+            text = short_epochs(line["epochs"], between)
+            below.text(line["flops"], middles[number], text, **grey)
+    below.set_yticks(middles, protocols, fontsize=8)
     for number, label in enumerate(below.get_yticklabels()):
         label.set_color(_style(number)["color"])
-    below.set_ylim(len(protocols) - 0.4, -0.6)
+    below.set_ylim(sum(heights), 0)
+    below.hlines(
+        list(accumulate(heights))[:-1], 0, 1, "0.93", transform=below.get_yaxis_transform()
+    )
     below.set_xlim(budgets[0] - margin, budgets[-1] + margin)
     below.set_xlabel(
         "FLOPs of all models, relative to standard training (points moved aside to be seen);\n"

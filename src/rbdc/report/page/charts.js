@@ -13,7 +13,7 @@ function plot(element, traces, layout, click) {
   Plotly.react(element, traces, {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest",
     font: { family: "system-ui, sans-serif", size: 13, color: style("--text") },
-    margin: { l: 60, r: 16, t: 16, b: 48 }, height: 400,
+    margin: { l: 60, r: 16, t: 16, b: 56 }, height: 400,
     legend: { orientation: "h", y: 1.02, x: 0, yanchor: "bottom" },
     hoverlabel: { namelength: -1 },
     xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
