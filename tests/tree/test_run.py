@@ -36,7 +36,7 @@ def small_tree(folder: Path, name: str = RESNET, **settings: Any) -> Prepared:
     """Two steps: four leaves for one epoch, two models for two, the target for four."""
     request: dict[str, Any] = {
         "model": name,
-        "model_kwargs": TINY[name],
+        "model_kwargs": TINY.get(name),
         "data": str(folder),
         "in_memory": True,
         "steps": 2 if name == RESNET else 1,
@@ -187,6 +187,15 @@ def test_siblings_side_by_side_end_with_the_same_bits(
 ) -> None:
     run(small_tree(folder), tmp_path / "run", jobs=2)
     assert_same_model(straight, tmp_path / "run")
+
+
+def test_standard_training_of_what_cannot_be_coupled(folder: Path, tmp_path: Path) -> None:
+    """Groups that widen: there are no halves to look at, and nothing else is wrong with it."""
+    grouped = {**TINY[RESNET], "cardinality": 2, "base_width": 64}
+    settings: dict[str, Any] = {"model_kwargs": grouped, "steps": 0, "epochs": 1.0}
+    run(small_tree(folder, "resnet50d", **settings), tmp_path / "run")
+    (blocks,) = tmp_path.glob("run/jobs/*/blocks.jsonl")
+    assert blocks.read_text() == ""
 
 
 def test_two_runs_in_one_folder(folder: Path, tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ def block_sizes(
         weight = tensors[name].float()
         parts = weight.split([2 * rows for rows in axes.packed]) if axes.packed else (weight,)
         rows, columns = weight.shape[:2]
-        squares = sum(_squares(part, blocks) for part in parts)
+        squares = torch.stack([_squares(part, blocks) for part in parts]).sum(dim=0)
         entries = rows // blocks * (columns // blocks) * weight[0, 0].numel()
-        sizes[name] = (squares / entries).sqrt().tolist()  # type: ignore[union-attr]
+        sizes[name] = (squares / entries).sqrt().tolist()
     return sizes
 
 

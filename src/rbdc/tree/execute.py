@@ -14,7 +14,8 @@ from torch import Tensor
 from rbdc.budget import CounterName, forward_flops, training_flops
 from rbdc.data import DataSet, EvaluationBatches, TrainingBatches
 from rbdc.disk import write_text
-from rbdc.models import build_empty, export, halvings, load
+from rbdc.errors import CouplingError, WidthError
+from rbdc.models import ModelSpec, build_empty, export, halves_layout, load
 from rbdc.models.templates import folded
 from rbdc.recipes import Machine
 from rbdc.training import (
@@ -107,9 +108,18 @@ def _train(
 def _blocks(job: TrainJob) -> int:
     """Blocks a side that a weight is looked at in: one for each leaf, or two of what never was."""
     if job.initial is None:
-        return 2 if halvings(job.model) else 1
+        return 2 if _has_halves(job.model) else 1
     parent = job.initial.parents[0]
     return 2 if parent.initial is None else 2 * _blocks(parent)
+
+
+def _has_halves(model: ModelSpec) -> bool:
+    """Whether it could be coupled of two; standard training also takes models that cannot."""
+    try:
+        halves_layout(model)
+    except (CouplingError, WidthError):
+        return False
+    return True
 
 
 def _result(shop: Workshop, trained: Trained, per_image: float) -> dict[str, Any]:
