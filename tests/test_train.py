@@ -49,8 +49,8 @@ def test_it_ends_with_both_accuracies_and_where_to_look(
     result = json.loads((straight / "result.json").read_text())
     assert f"RBDC:      top-1 {result['top1']:.2%}" in output
     assert f"standard:  top-1 {result['standard']['top1']:.2%}" in output
-    assert "already trained" in output and f"open       {straight}/report.html" in output
-    assert (straight / "report.html").exists()
+    assert "already trained" in output and f"rbdc status {straight}" in output
+    assert f"open       {straight}/report.html" in output and (straight / "report.html").exists()
     assert "learning rate 0.001 at a batch of 8" in output
     spent, standard = result["training_flops"], result["standard"]["training_flops"]
     assert standard == pytest.approx(spent, rel=0.05)  # 40 images: an update is a lot

@@ -114,8 +114,8 @@ def _train(options: Namespace) -> None:
                 output, machine=machine, watch=live, jobs=options.jobs, world=world
             )
         if world.is_main:
-            page = write_report([output], output / REPORT)
-            print("\n" + "\n".join(result_lines(result, output, page)))
+            print("\n" + "\n".join(result_lines(result, output)))
+            print(f"open       {write_report([output], output / REPORT)}")
     finally:
         leave_world()
 
@@ -240,7 +240,8 @@ def _run_comparison(
                 announce=lambda nodes: live.expect(nodes, comparison.work(nodes)),
             )
     except Interrupted:
-        _show_comparison(output, options, console)  # what there is
+        if world.is_main:
+            _show_comparison(output, options, console)  # what there is
         raise
     if world.is_main:
         _show_comparison(output, options, console)

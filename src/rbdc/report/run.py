@@ -103,7 +103,7 @@ def _state(node: Mapping[str, Any]) -> str:
     return str(node["state"])
 
 
-def result_lines(result: Mapping[str, Any], output: Path, page: Path) -> list[str]:
+def result_lines(result: Mapping[str, Any], output: Path) -> list[str]:
     """What `rbdc train` says at the end: whoever won."""
     flops = readable_flops(result["training_flops"])
     lines = [f"RBDC:      top-1 {result['top1']:.2%} with {flops} for all models of the tree"]
@@ -129,4 +129,4 @@ def result_lines(result: Mapping[str, Any], output: Path, page: Path) -> list[st
         if result["timm_loads"]
         else f'rbdc.load("{model}")'
     )
-    return [*lines, "", f"open       {page}", f"load with  {how}"]
+    return [*lines, "", f"load with  {how}", f"look at    rbdc status {output}"]
