@@ -64,6 +64,7 @@ def long_node(level: int, index: int, name: str = "") -> dict[str, Any]:
         "width": 0.5**level,
         "parents": parents if level < STEPS and not name else [],
         "planned_flops": 4.0 ** (-level) * epochs,
+        "flops_before": 4.0 ** (-level) * epochs,
         "start_top1": None if level == STEPS or name else 0.4,
         "epochs": epochs,
         "epochs_before": sum(EPOCHS[k] for k in range(level + 1, STEPS + 1)),

@@ -32,13 +32,12 @@ def draw_curves(
     before any step, is marked. `baseline_flops` is what 1 stands for.
     """
     nodes = list(nodes)
-    by_key = {node["key"]: node for node in nodes}
     trained = [node for node in nodes if node["kind"] == "train" and node["history"]]
     if not trained:
         return False
     figure, axes = _figure(title, (7.5, 4.2))
     for node in sorted(trained, key=lambda node: -node["level"]):  # the target on top
-        before = _flops_before(node, by_key) / baseline_flops
+        before = node["flops_before"] / baseline_flops
         places = [flops / baseline_flops for flops in node["history"]["flops"]]
         scores = accuracies(node)
         if node["start_top1"] is not None:
@@ -235,11 +234,6 @@ def accuracies(node: Node) -> list[float]:
 def _rates(node: Node) -> tuple[list[float], list[float]]:
     logged = node["steps"] or node["history"]
     return logged.get("epoch", []), logged.get("lr", [])
-
-
-def _flops_before(node: Node, by_key: Mapping[str, Node]) -> float:
-    parents = [by_key[key] for key in node["parents"] if key in by_key]
-    return float(sum(p["planned_flops"] + _flops_before(p, by_key) for p in parents))
 
 
 def _name(node: Node) -> str:

@@ -205,11 +205,17 @@ def _place(node: dict[str, Any], nodes: Mapping[str, dict[str, Any]]) -> None:
     """Where its curves begin: behind its parents' epochs, and the time of all it came from."""
     ancestors = closure(node["key"], nodes)[:-1]
     node["seconds_before"] = sum(nodes[key].get("seconds") or 0.0 for key in ancestors)
+    node["flops_before"] = _flops_before(node, nodes)
     node["epochs_before"] = _epochs_before(node, nodes)
     grown = [nodes[k] for k in node["parents"] if k in nodes and nodes[k]["kind"] == "grow"]
     for name in ("top1", "loss"):  # right after the coupling, before any step
         start = grown[0].get(name) if grown and node["kind"] == "train" else None
         node[f"start_{name}"] = start
+
+
+def _flops_before(node: Mapping[str, Any], nodes: Mapping[str, Any]) -> float:
+    parents = [nodes[key] for key in node["parents"] if key in nodes]
+    return float(sum(p["planned_flops"] + _flops_before(p, nodes) for p in parents))
 
 
 def _epochs_before(node: Mapping[str, Any], nodes: Mapping[str, Any]) -> float:

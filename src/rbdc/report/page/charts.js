@@ -40,20 +40,12 @@ function curve(node, x, y, unit) {
   const xs = curveX(node, columns, x, unit), ys = values.map((value) => (y === "top1" && value !== null ? 100 * value : value));
   const start = { top1: 100 * node.start_top1, loss: node.start_loss }[y]; // right after the coupling
   if (isNumber(start) && isNumber(node.start_top1)) {
-    const own = { epoch: [0], flops: [flopsBefore(node)], seconds: [0] };
+    const own = { epoch: [0], flops: [node.flops_before], seconds: [0] };
     xs.unshift(curveX(node, own, x, unit)[0]);
     ys.unshift(start);
   }
   return { xs, ys };
 }
-
-const flopsBefore = (node) => {
-  const { flops, epoch } = node.history; // FLOPs grow evenly with epochs
-  if (!flops || !flops.length) return 0;
-  return flops.length > 1 && epoch[1] > epoch[0]
-    ? Math.max(0, flops[0] - ((flops[1] - flops[0]) / (epoch[1] - epoch[0])) * epoch[0])
-    : Math.max(0, flops[0] - node.planned_flops * (epoch[0] / node.epochs));
-};
 
 function drawCurves(element, run, nodes, x, y) {
   const unit = run.about.baseline_flops || 1, seen = new Set();
