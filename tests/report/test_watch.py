@@ -16,9 +16,11 @@ import pytest
 from rich.console import Console
 
 from rbdc.cli import main
+from rbdc.disk import read_json
 from rbdc.errors import RunError
 from rbdc.report.run import run_status
 from rbdc.report.watch import fitted_table, watch_run
+from rbdc.tree.places import PROGRESS, RESULT
 from tests.report.conftest import small_run
 from tests.support import QUICK, forked
 
@@ -225,6 +227,27 @@ def test_a_mistake_is_two_lines(
     assert main(["status", *words]) == 2
     errors = capsys.readouterr().err
     assert expected in errors and len(errors.strip().splitlines()) == 2
+
+
+def test_a_model_that_ends_while_it_is_read_has_spent_all_it_did(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = run_status(copied)
+    place = copied / before["nodes"][0]["folder"]
+    result, progress = place / RESULT, place / PROGRESS
+    ended = result.read_text()
+    result.unlink()
+    progress.write_text(json.dumps({"step": 9, "steps": 9, "scores": None}))
+
+    def read_just_before_its_end(path: Path) -> Any:
+        value = read_json(path)
+        if path.parent == place:  # as `Store.finish` does it
+            result.write_text(ended)
+            progress.unlink(missing_ok=True)
+        return value
+
+    monkeypatch.setattr("rbdc.report.run.read_json", read_just_before_its_end)
+    assert run_status(copied)["spent_flops"] == before["spent_flops"]
 
 
 def _run(folder: Path, output: Path) -> None:

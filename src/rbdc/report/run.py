@@ -41,8 +41,8 @@ def run_status(folder: Path) -> dict[str, Any]:
 def node_status(folder: Path, node: Mapping[str, Any], someone_runs: bool) -> dict[str, Any]:
     """How far one job of a run is; `node` is its description in run.json."""
     place = folder / node["folder"]
+    progress = read_json(place / PROGRESS)  # first: it goes when the result has come
     result, failed = read_json(place / RESULT), read_json(place / FAILED)
-    progress = read_json(place / PROGRESS)
     status: dict[str, Any] = {
         name: node[name] for name in ("name", "kind", "level", "width", "folder", "key")
     }
