@@ -44,12 +44,21 @@ from rbdc.data import DataSet, ImageSet, TrainingBatches, open_data
 from rbdc.errors import Interrupted
 from rbdc.models import ModelSpec
 from rbdc.recipes import Machine, Recipe, read_recipe, split_settings
-from rbdc.training import Task, World, fit_to_data, image_format, initial_weights, loop, train
+from rbdc.training import (
+    Task,
+    World,
+    classification,
+    fit_to_data,
+    image_format,
+    initial_weights,
+    loop,
+    train,
+)
 from rbdc.training.logs import Logs
 from rbdc.training.machine import default_threads
 from rbdc.training.state import State
-from rbdc.tree import execute, run
 from rbdc.tree import prepare as tree_prepare
+from rbdc.tree import run, workshop
 
 RECIPES = {"deit": ("demo-deit", "deit"), "resnet": ("demo", "resnet50d")}  # memory, folder
 WIDTHS = {"narrow": 0.25, "wide": 1.0}
@@ -198,15 +207,16 @@ class Clock:
 PARTS: list[tuple[str, Any, list[str]]] = [
     ("steps", State, ["update"]),
     ("batches", TrainingBatches, ["from_step"]),
-    ("evaluation", loop, ["evaluate"]),
-    ("evaluation", execute, ["evaluate"]),
+    ("evaluation", classification, ["evaluate"]),
+    ("evaluation", workshop, ["evaluate"]),
     ("checkpoints", loop, ["save_checkpoint"]),
-    ("best models written", loop, ["export"]),
-    ("results written", execute, ["export", "write_state"]),
+    ("best models written", classification, ["export"]),
+    ("results written", workshop, ["export", "write_state"]),
     ("logs and TensorBoard opened", Logs, ["__init__"]),
     ("logs and TensorBoard written", Logs, ["step", "epoch", "close"]),
     ("trainings set up", loop._Session, ["__init__"]),
-    ("coupled and proved", execute, ["_grow"]),
+    ("trainings set up", classification.Classification, ["__init__"]),
+    ("coupled and proved", workshop, ["_grow"]),
     ("run checked, begun, finished", run, ["check_run", "_begin"]),
     ("run checked, begun, finished", tree_prepare, ["_finish"]),
 ]

@@ -18,8 +18,8 @@ from typing import Any, get_type_hints
 from sphinx.application import Sphinx
 
 import rbdc
-from rbdc.options import make_parser
-from rbdc.recipes import Machine, Recipe, Request, field_help, shipped_recipes
+from rbdc.cli import make_parser
+from rbdc.recipes import Cluster, Machine, Recipe, Request, field_help, shipped_recipes
 from rbdc.recipes.recipe import Augmentation, describe_type
 
 HEAD = ("setting", "type", "default", "meaning")
@@ -28,12 +28,13 @@ SETTINGS: dict[type, str] = {
     Augmentation: "What happens to an image",
     Recipe: "How a model is trained",
     Machine: "On what it runs",
+    Cluster: "On a cluster",
 }
 
 
 def commands() -> str:
     """Every command: what it does, what it must and may be told."""
-    parser = make_parser(rbdc.__version__)
+    parser = make_parser()
     (found,) = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
     return "\n".join(_command(name, command) for name, command in found.choices.items())
 

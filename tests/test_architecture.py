@@ -20,6 +20,7 @@ ORDER = [
     {"experiments"},
     {"report"},
     {"options"},
+    {"commands"},
     {"cli"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}

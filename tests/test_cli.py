@@ -12,7 +12,7 @@ import timm
 import rbdc
 from rbdc.budget import make_plan
 from rbdc.cli import main
-from rbdc.options import PLAN_OPTIONS, plan_parser
+from rbdc.commands.plan import PLAN_OPTIONS, plan_parser
 from tests.support import SMALL, images, parents
 
 SMALL_PLAN = [

@@ -32,8 +32,9 @@ from rbdc.data import (
     check_batch_size,
     open_data,
 )
-from rbdc.data.batches import LOST_WORKERS, _loader, _Samples, epoch_order, share_of
+from rbdc.data.batches import _Samples, epoch_order, share_of
 from rbdc.data.images import memory_data
+from rbdc.data.loader import LOST_WORKERS, _loader
 from rbdc.errors import DataError
 from rbdc.recipes import Augmentation
 from tests.data.pictures import (

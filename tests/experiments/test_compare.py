@@ -213,7 +213,7 @@ def test_a_training_that_fails_is_missing_and_the_others_are_done(
     check = loop._Session._check_losses
 
     def fail(session: Any) -> None:
-        if session.task.model.width == 0.5:
+        if session.work.task.model.width == 0.5:
             raise TrainingError("the loss is nan", "Try a lower learning rate.")
         check(session)
 

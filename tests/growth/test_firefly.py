@@ -20,10 +20,11 @@ from rbdc.growth.firefly import Search, best, search
 from rbdc.growth.units import Units, units_of
 from rbdc.models import ModelSpec, build_meta
 from rbdc.training import World, fit_to_data
-from rbdc.tree.execute import Workshop, execute, subtree_flops
+from rbdc.tree.execute import execute
 from rbdc.tree.jobs import GrowJob, TrainJob
 from rbdc.tree.method import Lab, Parent
 from rbdc.tree.store import Store
+from rbdc.tree.workshop import TreeWorkshop, subtree_flops
 from tests.growth.lab import SEED, wide_spec
 from tests.support import QUICK, SMALL, TINY, images, logits, parents, small_data, small_recipe
 
@@ -291,7 +292,8 @@ def test_the_budget_is_spent_to_a_step(name: str, epochs: float) -> None:
     protocol.check(at)
     trial = protocol.trial(at, 0.7, 0)
     parent, grow, target = (node.job for node in trial.nodes)
-    assert isinstance(grow, GrowJob) and isinstance(target, TrainJob)
+    assert isinstance(grow, GrowJob)
+    assert isinstance(parent, TrainJob) and isinstance(target, TrainJob)
     steps = [
         training_flops(forward_flops(job.model, counter=at.counter), 1, at.recipe.batch_size)
         for job in (parent, target)
@@ -307,7 +309,7 @@ def test_the_budget_is_spent_to_a_step(name: str, epochs: float) -> None:
 def test_from_a_parent_to_a_judged_model(name: str, tmp_path: Path) -> None:
     at = setting(name, 2.0)
     trial = parse_protocol("firefly").trial(at, 0.8, 0)
-    shop = Workshop(store=Store(tmp_path), data=at.data, machine=QUICK, world=World())
+    shop = TreeWorkshop(store=Store(tmp_path), data=at.data, machine=QUICK, world=World())
     results = [
         execute(node.job, shop, observe=lambda _progress: None, stopped=lambda: False)
         for node in trial.nodes

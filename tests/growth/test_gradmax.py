@@ -20,10 +20,11 @@ from rbdc.growth.gradmax import GradMax, directions, matrices_of
 from rbdc.growth.units import Inner, Units, units_of
 from rbdc.models import ModelSpec
 from rbdc.training import World, fit_to_data
-from rbdc.tree.execute import Workshop, execute, subtree_flops
+from rbdc.tree.execute import execute
 from rbdc.tree.jobs import GrowJob
 from rbdc.tree.method import Lab, Parent
 from rbdc.tree.store import Store
+from rbdc.tree.workshop import TreeWorkshop, subtree_flops
 from tests.support import (
     QUICK,
     SMALL,
@@ -267,7 +268,7 @@ def test_as_a_protocol_it_spends_the_budget(name: str, tmp_path: Path) -> None:
     protocol = parse_protocol("gradmax:1.5")
     protocol.check(setting)
     trial = protocol.trial(setting, budget, 0)
-    shop = Workshop(store=Store(tmp_path), data=data, machine=QUICK, world=World())
+    shop = TreeWorkshop(store=Store(tmp_path), data=data, machine=QUICK, world=World())
     results = [
         execute(node.job, shop, observe=lambda _p: None, stopped=lambda: False)
         for node in trial.nodes

@@ -20,11 +20,12 @@ from rbdc.models import export, load, spec_of
 from rbdc.models.templates import Mixed, folded, mixtures_of, use_templates
 from rbdc.training import World, fit_to_data
 from rbdc.training.checkpoint import read_state
-from rbdc.tree.execute import Workshop, execute, own_flops, subtree_flops
+from rbdc.tree.execute import execute
 from rbdc.tree.jobs import TrainJob
 from rbdc.tree.method import Parent
 from rbdc.tree.places import KEPT, MODEL
 from rbdc.tree.store import Store
+from rbdc.tree.workshop import TreeWorkshop, own_flops, subtree_flops
 from tests.support import QUICK, SMALL, TINY, images, logits, randomized, small_data, small_recipe
 
 RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"
@@ -187,7 +188,7 @@ def test_by_the_ratio_of_the_setting(data: DataSet) -> None:
 def test_end_to_end(text: str, name: str, data: DataSet, tmp_path: Path) -> None:
     given = replace(setting(data, name, model_ema=True), baseline_epochs=2.0)
     trial = parse_protocol(text).trial(given, 0.616, 0)
-    shop = Workshop(store=Store(tmp_path), data=data, machine=QUICK, world=World())
+    shop = TreeWorkshop(store=Store(tmp_path), data=data, machine=QUICK, world=World())
     results = [
         execute(node.job, shop, observe=lambda _progress: None, stopped=lambda: False)
         for node in trial.nodes

@@ -13,8 +13,9 @@ from rbdc.errors import PlanError
 from rbdc.growth import OneParent, Setting, parse_protocol, protocols
 from rbdc.growth.rbdc import Rbdc
 from rbdc.training import World, fit_to_data
-from rbdc.tree.execute import Workshop, execute, subtree_flops
+from rbdc.tree.execute import execute
 from rbdc.tree.store import Store
+from rbdc.tree.workshop import TreeWorkshop, subtree_flops
 from tests.support import QUICK, TINY, small_data, small_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "compare.md"
@@ -64,7 +65,7 @@ def test_the_pages_example_works(twins: Any, tmp_path: Path) -> None:
     protocol = twins.Twins()
     protocol.check(setting)
     trial = protocol.trial(setting, 1.0, seed=0)
-    shop = Workshop(store=Store(tmp_path / "jobs"), data=data, machine=QUICK, world=World())
+    shop = TreeWorkshop(store=Store(tmp_path / "jobs"), data=data, machine=QUICK, world=World())
     results = [
         execute(node.job, shop, observe=lambda _p: None, stopped=lambda: False)
         for node in trial.nodes

@@ -11,11 +11,11 @@ from rbdc.growth import Setting, parse_protocol
 from rbdc.models import ModelSpec, load
 from rbdc.training import World, fit_to_data
 from rbdc.training.checkpoint import read_state
-from rbdc.tree.execute import Workshop, subtree_flops
 from rbdc.tree.jobs import GrowJob, TrainJob
 from rbdc.tree.places import JOBS, MODEL, START
-from rbdc.tree.run import run_nodes, trainings
+from rbdc.tree.run import run_nodes
 from rbdc.tree.store import Store
+from rbdc.tree.workshop import TreeWorkshop, subtree_flops
 from tests.support import QUICK, TINY, small_data, small_recipe
 
 BUDGET = 0.8
@@ -35,12 +35,13 @@ def run(protocol: str, name: str, output: Path) -> tuple[Store, list[Any]]:
     parsed.check(of_all)
     trial = parsed.trial(of_all, BUDGET, 0)
     store = Store(output / JOBS)
-    shop = Workshop(store=store, data=of_all.data, machine=QUICK, world=World())
+    shop = TreeWorkshop(store=store, data=of_all.data, machine=QUICK, world=World())
     images = len(of_all.data.train)
     budget = BUDGET * training_flops(of_all.forward_flops(), 2, images)
     a_step_each = sum(
-        training_flops(forward_flops(job.model, counter=shop.counter), 1, 8)
-        for job in trainings(trial.nodes)
+        training_flops(forward_flops(node.job.model, counter=shop.counter), 1, 8)
+        for node in trial.nodes
+        if isinstance(node.job, TrainJob)
     )
     spent = subtree_flops(trial.target.job, images, shop.counter)
     assert abs(spent - budget) <= a_step_each < budget / 2

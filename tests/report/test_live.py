@@ -8,12 +8,12 @@ from rich.console import Console
 from rbdc.recipes import Request
 from rbdc.report.live import LiveRun
 from rbdc.report.units import readable_duration
-from rbdc.training import Progress, Scores
+from rbdc.training import Progress
 from rbdc.tree.engine import Event
 from rbdc.tree.prepare import Prepared, prepare
 from tests.support import TINY, folder_data, small_recipe
 
-SCORES = Scores(top1=0.25, top5=0.75, loss=2.0)
+SCORES = {"top1": 0.25, "top5": 0.75, "loss": 2.0}
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +31,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return prepare(request, small_recipe())
 
 
-def progress(step: int, scores: Scores | None = None) -> Progress:
+def progress(step: int, scores: dict[str, float] | None = None) -> Progress:
     return Progress(
         step=step,
         steps=20,
         epoch=step // 5,
         epochs=4.0,
+        batch_size=8,
         loss=1.5,
         lr=0.001,
         images_per_second=40.0,

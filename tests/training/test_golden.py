@@ -14,7 +14,7 @@ import torch
 from rbdc.data import TrainingBatches
 from rbdc.recipes import Machine, read_recipe, split_settings
 from rbdc.training import World, image_format, initial_weights
-from rbdc.training.state import State
+from rbdc.training.classification import classifier_state
 from rbdc.tree.jobs import TrainJob
 from rbdc.tree.prepare import prepare
 
@@ -38,7 +38,7 @@ def curve(name: str) -> list[float]:
         batch_size=task.recipe.batch_size,
     )
     start, steps = initial_weights(task), batches.steps_per_epoch
-    state = State(task, start, device, Machine(), World(), None, steps)
+    state = classifier_state(task, start, steps, device=device, machine=Machine(), world=World())
     return [float(state.update(micro)) for micro in batches.from_step(0, STEPS)]
 
 

@@ -296,10 +296,11 @@ def test_a_nan_stops_with_step_and_images_and_the_rest_goes_on(
 ) -> None:
     prepared = small_tree(folder)
     victim = next(node for node in prepared.tree.nodes if node.name == "2.1")
-    update = rbdc.training.state.State.update
+    assert isinstance(victim.job, TrainJob)
+    seed, update = victim.job.task.seed, rbdc.training.state.State.update
 
     def poisoned(self: Any, micro: Any) -> Any:
-        if self.task == victim.job.task and self.step == 3:  # type: ignore[union-attr]
+        if self.seed == seed and self.step == 3:
             micro[0].images[2, 0, 3, 3] = float("nan")
         return update(self, micro)
 

@@ -5,19 +5,15 @@ is closed under reversal (with image i of the batch it has image n-1-i), because
 batch with its reverse: so the shares of many processes are mixed as the whole batch of one is.
 """
 
-import signal
-import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from rbdc.data.augment import (
     BatchChanges,
@@ -27,13 +23,13 @@ from rbdc.data.augment import (
     training_transform,
 )
 from rbdc.data.images import DataSet, ImageSet, ImageSource
-from rbdc.data.randomness import derive_seed, generator, generators_kept, set_seeds
+from rbdc.data.loader import read_batches
+from rbdc.data.randomness import derive_seed, generator, set_seeds
 from rbdc.data.sources import read_rgb
 from rbdc.errors import DataError
 from rbdc.recipes import Augmentation
 
 Token = tuple[int, int, int]  # epoch, position in the epoch, image
-LOST_WORKERS = 3  # a loader whose workers die this often has no memory left
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,11 +123,11 @@ class TrainingBatches:
             self.data.skip_bad,
             partial(_seed_sample, self.seed, bool(self.settings.aa)),
         )
-        read = _read_batches(samples, lambda: self._tokens(start, stop), self.workers)
+        read = read_batches(samples, lambda: self._tokens(start, stop), self.workers)
         for step in range(start, stop):
             micro = []
             for positions in self.positions:
-                images, labels, indices = next(read)
+                images, labels, indices = _pixels(next(read))
                 images, labels = (x.to(self.device, non_blocking=True) for x in (images, labels))
                 micro.append(self._finish(step, positions, images, labels, indices))
             yield micro
@@ -190,10 +186,8 @@ class EvaluationBatches:
                 )
             return
         tokens: list[list[Token]] = [[(0, i, i) for i in batch] for batch in self.batches]
-        for images, labels, indices in _read_batches(
-            self.samples, lambda: iter(tokens), self.workers
-        ):
-            yield self._batch(images, labels, indices)
+        for read in read_batches(self.samples, lambda: iter(tokens), self.workers):
+            yield self._batch(*_pixels(read))
 
     def _as_they_are(self, test: ImageSet) -> bool:
         """Whether images in memory need no transform: what it would give are the same pixels."""
@@ -212,7 +206,7 @@ class EvaluationBatches:
 Pixels = tuple[Tensor, Tensor, Tensor]  # uint8 images, labels, which images these are
 # What a worker sends: with what was wrong with images left out. Lists take less to send than small
 # tensors, each of which would be a shared file.
-_Read = tuple[Tensor, list[int], list[int], list[str]] | DataError
+_Read = tuple[Tensor, list[int], list[int], list[str]]
 
 
 def _seed_sample(seed: int, numpy: bool, epoch: int, position: int) -> None:
@@ -233,8 +227,8 @@ class _Samples(Dataset[Pixels]):
         self.source, self.transform, self.channels = source, transform, channels
         self.skip_bad, self.seed = skip_bad, seed
 
-    def __getitems__(self, tokens: list[Token]) -> _Read:
-        """What a worker sends. An error is sent, too: raised, torch would make a text of it."""
+    def __getitems__(self, tokens: list[Token]) -> _Read | DataError:
+        """What a worker sends."""
         images, indices, replaced = [], [], []
         try:
             for epoch, position, index in tokens:
@@ -266,68 +260,7 @@ class _Samples(Dataset[Pixels]):
                 return gray, index, problems
 
 
-def _read_batches(
-    samples: _Samples, tokens: Callable[[], Iterator[list[Token]]], workers: int
-) -> Iterator[Pixels]:
-    """The batches that `tokens` lists, read by workers or by this process.
-
-    Batches are the same whoever reads them, so that a killed worker is no loss: the loader is made
-    again for the rest of them.
-    """
-    if not workers:
-        for batch in tokens():
-            with generators_kept():
-                read = samples.__getitems__(batch)
-            yield _pixels(read)
-        return
-    done, lost = 0, 0
-    while True:
-        try:
-            for read in _loader(samples, islice(tokens(), done, None), workers):
-                done, lost = done + 1, 0
-                yield _pixels(read)
-            return
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker (pid"):  # torch's words for a dead one
-                raise
-            lost += 1
-            if lost == LOST_WORKERS:
-                raise DataError(
-                    f"data workers keep dying: {error}",
-                    "Often memory is short: use fewer workers. The same command goes on from the "
-                    "last checkpoint.",
-                ) from None
-            warnings.warn(f"a data worker died and is replaced: {error}", stacklevel=2)
-
-
-def _loader(samples: _Samples, tokens: Iterator[list[Token]], workers: int) -> Iterator[_Read]:
-    """torch's loader. It would raise a worker's death wherever the main thread happens to be, from
-    a signal handler; without that handler it finds out when it waits for a batch."""
-    loader: DataLoader[Any] = DataLoader(
-        samples,
-        batch_sampler=tokens,
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # else the loader would draw from the global one
-        # Forked workers start at once and see when their parent was killed. A server's do neither,
-        # and would be the default in a training that a server started itself.
-        multiprocessing_context="fork" if sys.platform == "linux" else None,
-    )
-    before = signal.getsignal(signal.SIGCHLD)
-    batches = iter(loader)
-    if before is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, before)
-    return batches
-
-
-def _as_it_is(read: Any) -> Any:
-    return read
-
-
 def _pixels(read: _Read) -> Pixels:
-    if isinstance(read, DataError):
-        raise DataError(read.problem, read.remedy)
     images, labels, indices, replaced = read
     for problem in replaced:
         warnings.warn(f"{problem}; the next image takes its place", stacklevel=2)

@@ -17,16 +17,16 @@ from rbdc.experiments.results import TUNING_SEED, Entry, read_summary, row_of, w
 from rbdc.experiments.statistics import STANDARD, flops_to_reach, plain, summarize
 from rbdc.growth import Protocol, Setting, parse_protocol
 from rbdc.models import family
-from rbdc.recipes import Machine, Recipe, Request, read_recipe, split_settings
+from rbdc.recipes import Cluster, Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World
 from rbdc.tree.engine import Engine, Event, Watcher
-from rbdc.tree.execute import Workshop, flops_by_key, own_flops, subtree_flops
 from rbdc.tree.jobs import TrainJob
 from rbdc.tree.nodes import Node
 from rbdc.tree.places import JOBS
 from rbdc.tree.prepare import open_and_fit
 from rbdc.tree.run import check_run, run_nodes
 from rbdc.tree.store import Store
+from rbdc.tree.workshop import TreeWorkshop, own_flops, subtree_flops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,8 +122,8 @@ class Comparison:
 
     def work(self, nodes: Sequence[Node]) -> dict[str, float]:
         """FLOPs of each job, by its key."""
-        counted = (len(self.setting.data.train), self.setting.counter)
-        return flops_by_key((node.job for node in nodes), *counted)
+        shop = self._shop(Path(), Machine(), None)
+        return shop.work(node.job for node in nodes)
 
     def record(self) -> dict[str, Any]:
         """What must be equal when a folder is used again; protocols, budgets and seeds may be
@@ -152,13 +152,15 @@ class Comparison:
         *,
         machine: Machine,
         jobs: int | None = None,
+        cluster: Cluster | None = None,
         world: World | None = None,
     ) -> None:
         """Refuse what cannot work; nothing is written."""
-        check_run(unique(self.planned()), self._shop(output, machine, world), output, jobs)
+        shop = self._shop(output, machine, world)
+        check_run(unique(self.planned()), shop, output, jobs, cluster)
 
-    def _shop(self, output: Path, machine: Machine, world: World | None) -> Workshop:
-        return Workshop(
+    def _shop(self, output: Path, machine: Machine, world: World | None) -> TreeWorkshop:
+        return TreeWorkshop(
             store=Store(output / JOBS),
             data=self.setting.data,
             machine=machine,
@@ -173,6 +175,7 @@ class Comparison:
         machine: Machine,
         watch: Watcher,
         jobs: int | None = None,
+        cluster: Cluster | None = None,
         engine: Engine | None = None,
         world: World | None = None,
         announce: Callable[[Sequence[Node]], None] = lambda _nodes: None,
@@ -198,6 +201,7 @@ class Comparison:
                     watch=watch,
                     finish=lambda: None,
                     jobs=jobs,
+                    cluster=cluster,
                     engine=engine,
                 )
             except TrainingError as error:
@@ -294,6 +298,7 @@ def compare(
     recipe: str = "demo",
     machine: Machine | None = None,
     jobs: int | None = None,
+    cluster: Cluster | None = None,
     watch: Watcher = lambda _event: None,
     asked: Asked | None = None,
     **settings: Any,
@@ -305,7 +310,9 @@ def compare(
     """
     chosen = split_settings(read_recipe(recipe), settings)
     comparison = prepare_comparison(*chosen, asked or Asked())
-    return comparison.run(Path(output), machine=machine or Machine(), watch=watch, jobs=jobs)
+    return comparison.run(
+        Path(output), machine=machine or Machine(), watch=watch, jobs=jobs, cluster=cluster
+    )
 
 
 def prepare_comparison(

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from math import inf, isfinite
 from pathlib import Path
 from textwrap import dedent
@@ -22,18 +23,15 @@ from rbdc.errors import RecipeError, nearest
 
 Interpolation = Literal["bilinear", "bicubic", "random"]
 
-_COUNTS = ("batch_size", "grad_accum_steps", "lr_base_size", "eval_epochs", "recount")
+_COUNTS = ("lr_base_size", "recount")
 _SHARES = (
-    "hflip", "vflip", "reprob", "mixup_prob", "mixup_switch_prob", "drop", "drop_path",
-    "smoothing", "distillation_alpha", "model_ema_decay", "momentum", "opt_betas",
+    "hflip", "vflip", "reprob", "mixup_prob", "mixup_switch_prob", "drop", "smoothing",
+    "distillation_alpha",
 )  # fmt: skip
 _AMOUNTS = (
-    "weight_decay", "warmup_epochs", "warmup_lr", "min_lr", "opt_eps", "decay_rate", "mixup",
-    "cutmix", "color_jitter", "crop_padding", "aug_repeats",
+    "warmup_epochs", "decay_rate", "mixup", "cutmix", "color_jitter", "crop_padding", "aug_repeats",
 )  # fmt: skip
-_SIZES = (
-    "lr", "lr_base", "clip_grad", "decay_epochs", "distillation_tau", "aspect_ratio", "std",
-)  # fmt: skip
+_SIZES = ("lr", "lr_base", "decay_epochs", "distillation_tau", "aspect_ratio", "std")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,23 +88,15 @@ class Augmentation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(Augmentation):
-    """How a model is trained, whatever its width. Names and meanings are timm's."""
+class Optimization:
+    """How weights are updated, whatever is learned. Names and meanings are timm's."""
 
     opt: str = "adamw"
     """optimizer, by timm's name"""
-    lr: float | None = None
-    """peak learning rate; by default lr-base x batch-size / lr-base-size"""
-    lr_base: float = 5e-4
-    """learning rate at a batch of lr-base-size"""
-    lr_base_size: int = 512
-    """batch size that lr-base is for"""
     momentum: float = 0.9
     """of SGD and its kin"""
     weight_decay: float = 0.05
     """weight decay"""
-    filter_bias_and_bn: bool = True
-    """no weight decay on norms and biases (tokens and position embeddings never have it)"""
     opt_eps: float | None = None
     """epsilon of the optimizer; by default its own"""
     opt_betas: tuple[float, float] | None = None
@@ -115,26 +105,14 @@ class Recipe(Augmentation):
     """clip gradients at this norm (or value: clip-mode)"""
     clip_mode: Literal["norm", "value", "agc"] = "norm"
     """how gradients are clipped"""
-    sched: Literal["cosine", "poly", "step", "tanh"] = "cosine"
-    """schedule of the learning rate, stepped every update"""
-    warmup_epochs: float = 5.0
-    """epochs of linear warm-up"""
     warmup_lr: float = 1e-6
     """learning rate that warm-up starts from"""
     min_lr: float = 1e-5
     """learning rate that the schedule ends at"""
-    decay_epochs: float = 30.0
-    """sched step: epochs between decays"""
-    decay_rate: float = 0.1
-    """sched step: factor of a decay; sched poly: its power"""
     batch_size: int = 256
     """images of an update, over all processes and accumulation steps"""
     grad_accum_steps: int = 1
     """parts a process computes its share of a batch in"""
-    smoothing: float = 0.1
-    """label smoothing"""
-    drop: float = 0.0
-    """dropout rate"""
     drop_path: float = 0.0
     """stochastic depth rate"""
     model_ema: bool = False
@@ -143,16 +121,6 @@ class Recipe(Augmentation):
     """decay of the moving average"""
     model_ema_warmup: bool = False
     """let the decay grow from 0"""
-    distillation: Literal["none", "soft", "hard"] = "none"
-    """learn from a teacher as well: its distribution, or its decision"""
-    teacher: str | None = None
-    """teacher: an exported folder, or a timm name with teacher-path"""
-    teacher_path: str | None = None
-    """weights of a teacher given by name"""
-    distillation_alpha: float = 0.5
-    """weight of the teacher's part of the loss"""
-    distillation_tau: float = 1.0
-    """temperature of soft distillation"""
     amp: bool = False
     """mixed precision"""
     amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
@@ -164,6 +132,58 @@ class Recipe(Augmentation):
 
     def __post_init__(self) -> None:
         settle_types(self)
+        check_range(self, ("batch_size", "grad_accum_steps", "eval_epochs"), at_least=1)
+        shares = ("drop_path", "model_ema_decay", "momentum", "opt_betas")
+        check_range(self, shares, at_least=0, at_most=1)
+        check_range(self, ("weight_decay", "warmup_lr", "min_lr", "opt_eps"), at_least=0)
+        check_range(self, ("clip_grad",), above=0)
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak learning rate that is really used."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Augmentation, Optimization):
+    """How a model is trained, whatever its width. Names and meanings are timm's."""
+
+    lr: float | None = None
+    """peak learning rate; by default lr-base x batch-size / lr-base-size"""
+    lr_base: float = 5e-4
+    """learning rate at a batch of lr-base-size"""
+    lr_base_size: int = 512
+    """batch size that lr-base is for"""
+    filter_bias_and_bn: bool = True
+    """no weight decay on norms and biases (tokens and position embeddings never have it)"""
+    sched: Literal["cosine", "poly", "step", "tanh"] = "cosine"
+    """schedule of the learning rate, stepped every update"""
+    warmup_epochs: float = 5.0
+    """epochs of linear warm-up"""
+    decay_epochs: float = 30.0
+    """sched step: epochs between decays"""
+    decay_rate: float = 0.1
+    """sched step: factor of a decay; sched poly: its power"""
+    smoothing: float = 0.1
+    """label smoothing"""
+    drop: float = 0.0
+    """dropout rate"""
+    distillation: Literal["none", "soft", "hard"] = "none"
+    """learn from a teacher as well: its distribution, or its decision"""
+    teacher: str | None = None
+    """teacher: an exported folder, or a timm name with teacher-path"""
+    teacher_path: str | None = None
+    """weights of a teacher given by name"""
+    distillation_alpha: float = 0.5
+    """weight of the teacher's part of the loss"""
+    distillation_tau: float = 1.0
+    """temperature of soft distillation"""
+
+    def __post_init__(self) -> None:
+        Optimization.__post_init__(self)
         check_range(self, _COUNTS, at_least=1)
         check_range(self, _SHARES, at_least=0, at_most=1)
         check_range(self, ("scale", "crop_pct"), above=0, at_most=1)
@@ -182,30 +202,33 @@ class Recipe(Augmentation):
         """The peak learning rate that is really used."""
         return self.lr or self.lr_base * self.batch_size / self.lr_base_size
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+
+_PLACE = files("rbdc.recipes")
 
 
-def shipped_recipes() -> list[str]:
+def shipped_recipes(place: Traversable = _PLACE) -> list[str]:
     """The names of the recipes that come with the package."""
     return sorted(
-        path.name.removesuffix(".yaml")
-        for path in files("rbdc.recipes").iterdir()
-        if path.name.endswith(".yaml")
+        path.name.removesuffix(".yaml") for path in place.iterdir() if path.name.endswith(".yaml")
     )
 
 
 def read_recipe(name: str) -> dict[str, Any]:
-    """The settings in a shipped recipe or a YAML file, names with underscores."""
-    if name in shipped_recipes():
-        text = (files("rbdc.recipes") / f"{name}.yaml").read_text()
+    """The settings in a shipped recipe of `rbdc train`, or in a YAML file."""
+    return read_settings(name, _PLACE)
+
+
+def read_settings(name: str, place: Traversable) -> dict[str, Any]:
+    """The settings in a recipe shipped at `place` or a YAML file, names with underscores."""
+    known = shipped_recipes(place)
+    if name in known:
+        text = (place / f"{name}.yaml").read_text()
     elif Path(name).suffix in (".yaml", ".yml"):
         try:
             text = Path(name).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{name} cannot be read: {error}", "Name a YAML file.") from None
     else:
-        known = shipped_recipes()
         raise RecipeError(
             f"no recipe is called {name!r}",
             nearest(name, known) or f"Known are {', '.join(known)}, and YAML files.",

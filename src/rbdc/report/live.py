@@ -11,7 +11,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from rbdc.report.units import readable_duration
 from rbdc.tree.engine import Event
-from rbdc.tree.jobs import TrainJob
 from rbdc.tree.nodes import Node
 
 
@@ -43,9 +42,7 @@ class LiveRun:
     def expect(self, nodes: Sequence[Node], work: Mapping[str, float]) -> None:
         """These jobs and no others; `work` is the FLOPs of each."""
         self.nodes = {node.job.key: node for node in nodes}
-        self.work = {
-            node.job.key: work[node.job.key] for node in nodes if isinstance(node.job, TrainJob)
-        }
+        self.work = {node.job.key: work[node.job.key] for node in nodes if node.job.trains}
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -62,7 +59,7 @@ class LiveRun:
 
     def __call__(self, event: Event) -> None:
         node = self.nodes[event.key]
-        name = f"{node.name} (width {node.job.model.width:g})"
+        name = f"{node.name} ({node.job.size})" if node.job.size else node.name
         if event.kind == "found" and event.key in self.work:
             self.done[event.key] = 1.0
             self.found += self.work[event.key]
@@ -83,8 +80,8 @@ class LiveRun:
         self.progress.update(self.whole, completed=share, what=f"left {self._left(spent)}")
 
     def _progress(self, event: Event, name: str) -> None:
-        p, job = event.progress, self.nodes[event.key].job
-        assert p is not None and isinstance(job, TrainJob)
+        p = event.progress
+        assert p is not None
         self.began = self.began or time.monotonic()
         share = p.step / p.steps
         self.done[event.key] = share
@@ -92,14 +89,14 @@ class LiveRun:
             f"epoch {p.epoch + 1}/{p.epochs:.4g}  loss {p.loss:.3f}  "
             f"{p.images_per_second:,.0f} images/s"
         )
-        images_left = (p.steps - p.step) * job.task.recipe.batch_size
+        images_left = (p.steps - p.step) * p.batch_size
         left = readable_duration(images_left / max(p.images_per_second, 1e-9))
         if self.rich:
             self.progress.update(self.bars[event.key], completed=share, what=f"{what}  left {left}")
         if p.scores is not None and not self.rich:
             spent = sum(self.work.get(key, 0.0) * done for key, done in self.done.items())
             self._say(
-                f"Train {name}: {what}  lr {p.lr:.2e}  top-1 {p.scores.top1:.2%}  "
+                f"Train {name}: {what}  lr {p.lr:.2e}  {_scores(p.scores)}  "
                 f"left {self._left(spent)}"
             )
 
@@ -116,7 +113,8 @@ class LiveRun:
 
 
 def _scores(result: Mapping[str, Any]) -> str:
-    return f"top-1 {result['top1']:.2%}" if "top1" in result else ""
+    known = {"top1": "top-1", "box_map": "box mAP", "mask_map": "mask mAP"}
+    return ", ".join(f"{known[name]} {result[name]:.2%}" for name in known if name in result)
 
 
 def _outcome(result: Mapping[str, Any]) -> str:

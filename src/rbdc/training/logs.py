@@ -30,8 +30,8 @@ class Logs:
         if board:
             self._scalars("train", values, ("loss", "lr", "images_per_second"))
 
-    def epoch(self, history: Sequence[Mapping[str, float]]) -> None:
-        """All epochs so far: the file is written anew."""
+    def epoch(self, history: Sequence[Mapping[str, float]], scores: Sequence[str]) -> None:
+        """All epochs so far: the file is written anew; `scores` are for the board."""
         self._file.flush()
         columns = list(history[-1])
         text = io.StringIO()
@@ -39,10 +39,7 @@ class Logs:
         table.writeheader()
         table.writerows(history)
         write_text(self.folder / SUMMARY, text.getvalue())
-        row = history[-1]
-        self._scalars(
-            "eval", row, [name for name in row if name.endswith(("top1", "top5", "loss"))]
-        )
+        self._scalars("eval", history[-1], scores)
 
     def blocks(
         self, when: Mapping[str, float], sizes: Mapping[str, Sequence[Sequence[float]]]

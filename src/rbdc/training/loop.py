@@ -1,32 +1,27 @@
-"""Train one model: from an initialisation, or the last checkpoint, to its result.
+"""Train: from an initialisation, or the last checkpoint, to the result.
 
-Everything random is a function of the task's seed and the step, and everything else is in the
+Everything random is a function of the work's seed and the step, and everything else is in the
 checkpoint. So a training that is stopped anywhere and goes on ends with the same bits.
 """
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rbdc.coupling import block_sizes, set_class_names
-from rbdc.data import DataSet, EvaluationBatches, TrainingBatches
 from rbdc.errors import Interrupted, TrainingError
-from rbdc.models import export, halves_layout
-from rbdc.models.templates import folded
 from rbdc.recipes import Machine
 from rbdc.training.checkpoint import latest_checkpoint, save_checkpoint
-from rbdc.training.evaluation import Scores, evaluate
 from rbdc.training.logs import Logs
-from rbdc.training.machine import make_deterministic, torch_device
+from rbdc.training.machine import make_deterministic
 from rbdc.training.progress import Observer, Progress, Trained
-from rbdc.training.state import Start, State, part
-from rbdc.training.task import Task, describe_images, image_format
+from rbdc.training.state import part
+from rbdc.training.work import Work
 from rbdc.training.world import World
 
 CHECKPOINTS, BEST = "checkpoints", "best"
@@ -35,40 +30,35 @@ LOGGED_STEPS, BOARD_STEPS = 1000, 100  # of a training, evenly spread: log.jsonl
 LOGGED_BLOCKS = 100  # times that blocks of weights are looked at in a training
 
 
-def train(
-    task: Task,
-    data: DataSet,
+def run_training(
+    work: Work,
     folder: Path,
     *,
-    start: Callable[[], Start],
     machine: Machine,
     world: World,
-    teacher: nn.Module | None = None,
     flops_per_image: float = 0.0,
     flops_before: float = 0.0,
-    blocks: int = 1,
     observe: Observer = lambda _progress: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Trained:
-    """Train `task` in `folder`. `start` gives the initial weights, if there is no checkpoint.
+    """Train `work` in `folder`, or go on with it there.
 
     When `stopped` says so, the step is finished, saved, and Interrupted is raised. The best model
-    by accuracy is kept in `folder/best`. FLOPs are only logged: an image costs `flops_per_image`,
-    and `flops_before` were spent on the parents. Weights are looked at in `blocks` x `blocks`
-    blocks, now and then.
+    is kept in `folder/best`. FLOPs are only logged: an image costs `flops_per_image`, and
+    `flops_before` were spent on the parents.
     """
     if machine.threads:
         torch.set_num_threads(machine.threads)
     if machine.deterministic:
         make_deterministic()
     flops = (flops_before, flops_per_image)
-    session = _Session(task, data, folder, start, machine, world, teacher, observe, flops, blocks)
+    session = _Session(work, folder, machine, world, observe, flops)
     try:
         return session.run(stopped)
     except torch.OutOfMemoryError as error:
-        share = task.recipe.batch_size // world.size // task.recipe.grad_accum_steps
+        share = work.recipe.batch_size // world.size // work.recipe.grad_accum_steps
         raise TrainingError(
-            f"the device has no memory for {task.model} with {share} images at a time: {error}",
+            f"the device has no memory for {work.name} with {share} images at a time: {error}",
             "Give a batch in more parts (--grad-accum-steps), use --amp, or more processes.",
         ) from error
     finally:
@@ -80,49 +70,18 @@ class _Session:
 
     def __init__(
         self,
-        task: Task,
-        data: DataSet,
+        work: Work,
         folder: Path,
-        start: Callable[[], Start],
         machine: Machine,
         world: World,
-        teacher: nn.Module | None,
         observe: Observer,
         flops: tuple[float, float],
-        blocks: int,
     ) -> None:
-        self.task, self.data, self.folder, self.machine = task, data, folder, machine
+        self.work, self.folder, self.machine = work, folder, machine
         self.world, self.observe, self.flops = world, observe, flops
-        device = torch_device(machine, world.local_rank)
-        recipe, image = task.recipe, image_format(task.model, task.recipe, data)
-        micro = recipe.grad_accum_steps
-        mine = range(world.rank * micro, (world.rank + 1) * micro)
-        self.batches = TrainingBatches(
-            data,
-            recipe,
-            image,
-            seed=task.seed,
-            batch_size=recipe.batch_size,
-            shares=(world.size * micro, mine),
-            device=device,
-            workers=machine.workers,
-        )
-        self.test = EvaluationBatches(
-            data,
-            image,
-            batch_size=max(256, recipe.batch_size // world.size),
-            part=(world.size, world.rank),
-            device=device,
-            workers=machine.workers,
-        )
-        self.steps_per_epoch = self.batches.steps_per_epoch
-        self.steps = task.steps(self.steps_per_epoch)
+        self.steps, self.steps_per_epoch = work.steps, work.steps_per_epoch
         saved = self._saved()
-        first = None if saved else start()
-        self.state = State(task, first, device, machine, world, teacher, self.steps_per_epoch)
-        for model in self.state.models():
-            describe_images(model, image)
-            set_class_names(model, data.class_names)
+        self.state = work.state(fresh=not saved)
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
         self.best_weights: dict[str, Tensor] = {}
@@ -141,8 +100,6 @@ class _Session:
             if world.is_main
             else None
         )
-        self.layout = halves_layout(task.model) if blocks > 1 and not task.templates else None
-        self.blocks = blocks
         if self.state.step == 0:
             self._log_blocks()
         self.began = self.saved_at = self.told_at = time.monotonic()
@@ -153,7 +110,7 @@ class _Session:
         check_every = 1 if self.state.device.type == "cpu" else 16  # reading a loss waits for a GPU
         log_every, board_every = (max(1, self.steps // n) for n in (LOGGED_STEPS, BOARD_STEPS))
         for step, micro in enumerate(
-            self.batches.from_step(self.state.step, self.steps), self.state.step
+            self.work.batches(self.state.step, self.steps), self.state.step
         ):
             loss = self.state.update(micro)
             self.pending.append((step, [batch.indices for batch in micro], loss))
@@ -178,7 +135,7 @@ class _Session:
             state=self.state,
             history=self.history,
             best=self.best,
-            images=self.steps * self.task.recipe.batch_size,
+            images=self.steps * self.work.recipe.batch_size,
             seconds=self._seconds(),
         )
 
@@ -203,7 +160,7 @@ class _Session:
         for (step, shares, _), loss in zip(self.pending, losses, strict=True):
             if not isfinite(loss):
                 indices = torch.cat(shares)
-                names = [self.data.train.name(int(index)) for index in indices[:4]]
+                names = [self.work.image_name(int(index)) for index in indices[:4]]
                 raise TrainingError(
                     f"the loss is {loss} at step {step} (epoch {step // self.steps_per_epoch}), "
                     f"images {', '.join(names)}, ... ({len(indices)} in the batch: "
@@ -220,38 +177,40 @@ class _Session:
         step = self.state.step
         epoch = -(-step // self.steps_per_epoch)  # a part of an epoch at the end counts as one
         losses, self.losses = self.losses, []
-        if epoch % self.task.recipe.eval_epochs and step < self.steps:
+        if epoch % self.work.recipe.eval_epochs and step < self.steps:
             return
+        scores = self._evaluate()
         row: dict[str, Any] = {
             "epoch": step / self.steps_per_epoch,
             "step": step,
             "train_loss": sum(losses) / len(losses),  # of the main process's share
             "lr": self.state.learning_rate,
-            **self._evaluate(),
+            **scores,
             "flops": self._flops(),
             "images_per_second": self._speed(),
             "seconds": self._seconds(),
         }
         self.history.append(row)
-        judged = "ema_top1" if "ema_top1" in row else "top1"
-        if not self.best or row[judged] > self.best["top1"]:
-            self.best = {"step": step, "epoch": row["epoch"], "top1": row[judged]}
+        judged = self.work.judged
+        value = row.get(f"ema_{judged}", row[judged])
+        if not self.best or value > self.best[judged]:
+            self.best = {"step": step, "epoch": row["epoch"], judged: value}
             weights = self.state.best_model().state_dict()
             self.best_weights = {name: tensor.clone() for name, tensor in weights.items()}
         if self.logs:
-            self.logs.epoch(self.history)
-        if epoch % max(1, round(self.task.epochs) // LOGGED_BLOCKS) == 0 or step == self.steps:
+            self.logs.epoch(self.history, ["train_loss", *scores])
+        if epoch % max(1, round(self.work.epochs) // LOGGED_BLOCKS) == 0 or step == self.steps:
             self._log_blocks()
         self.since = (step, time.monotonic())
-        self._tell(Scores(top1=row["top1"], top5=row["top5"], loss=row["loss"]))
+        self._tell(scores)
 
     def _evaluate(self) -> dict[str, float]:
         scores: dict[str, float] = {}
         for prefix, model in (("", self.state.model), ("ema_", self.state.averaged)):
             if model is not None:
                 self.world.same_buffers(model)
-                found = evaluate(model, self.test, self.world, self.state.autocast())
-                scores |= {prefix + name: value for name, value in found.to_json().items()}
+                found = self.work.evaluate(model, self.state.autocast())
+                scores |= {prefix + name: value for name, value in found.items()}
         return scores
 
     def _due(self, epoch_ends: bool) -> bool:
@@ -273,7 +232,7 @@ class _Session:
             tensors, facts = self.state.saved()
             tensors |= {f"best/{name}": tensor for name, tensor in self.best_weights.items()}
             facts |= {
-                "task": self.task.to_json(),
+                "task": self.work.to_json(),
                 "history": self.history,
                 "best": self.best,
                 "losses": self.losses,
@@ -295,7 +254,7 @@ class _Session:
             model = self.state.best_model()
             last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
             model.load_state_dict(self.best_weights)
-            export(folded(model), self.folder / BEST, force=True)
+            self.work.keep(model, self.folder / BEST)
             model.load_state_dict(last)
 
     def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -307,13 +266,13 @@ class _Session:
         return found
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        assert facts["task"] == _plain(self.task.to_json()), "a checkpoint of another task"
+        assert facts["task"] == _plain(self.work.to_json()), "a checkpoint of another task"
         self.state.restore(tensors, facts)
         self.history, self.best = facts["history"], facts["best"]
         self.best_weights = part(tensors, "best/")
         self.losses, self.seconds_before = facts["losses"], facts["seconds"]
 
-    def _tell(self, scores: Scores | None = None) -> None:
+    def _tell(self, scores: Mapping[str, float] | None = None) -> None:
         now = time.monotonic()
         if not self.world.is_main or (scores is None and now - self.told_at < 0.25):
             return
@@ -324,7 +283,8 @@ class _Session:
                 step=self.state.step,
                 steps=self.steps,
                 epoch=(self.state.step - 1) // self.steps_per_epoch,
-                epochs=self.task.epochs,
+                epochs=self.work.epochs,
+                batch_size=self.work.recipe.batch_size,
                 loss=loss,
                 lr=self.state.learning_rate,
                 images_per_second=self._speed(),
@@ -349,8 +309,7 @@ class _Session:
             )
 
     def _log_blocks(self) -> None:
-        if self.logs and self.layout:
-            sizes = block_sizes(self.state.model.state_dict(), self.layout, self.blocks)
+        if self.logs and (sizes := self.work.blocks(self.state.model)):
             self.logs.blocks(
                 {
                     "step": self.state.step,
@@ -362,12 +321,12 @@ class _Session:
 
     def _flops(self) -> float:
         before, per_image = self.flops
-        return before + per_image * self.state.step * self.task.recipe.batch_size
+        return before + per_image * self.state.step * self.work.recipe.batch_size
 
     def _speed(self) -> float:
         step, since = self.since
         elapsed = time.monotonic() - since
-        done = (self.state.step - step) * self.task.recipe.batch_size
+        done = (self.state.step - step) * self.work.recipe.batch_size
         if done:
             self.speed = done / max(elapsed, 1e-9)
         return self.speed

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from rbdc.errors import RunError
-from rbdc.recipes import Machine, Recipe
+from rbdc.recipes import Machine, Optimization
 
 
 def torch_device(machine: Machine, local_rank: int = 0) -> torch.device:
@@ -42,7 +42,7 @@ def make_deterministic() -> None:
         torch.backends.cudnn.benchmark = False
 
 
-def check_machine(machine: Machine, recipe: Recipe, local_rank: int = 0) -> None:
+def check_machine(machine: Machine, recipe: Optimization, local_rank: int = 0) -> None:
     """Refuse what this machine cannot do, before it crashes on it."""
     on_cpu = torch_device(machine, local_rank).type == "cpu"
     if recipe.sync_bn and on_cpu:

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,13 +13,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rbdc.errors import RecipeError, nearest
-from rbdc.recipes import Recipe
+from rbdc.recipes import Optimization, Recipe
 from rbdc.training.task import Task
 
 GROUP = "group "  # instead of a parameter's name: state that a whole group of them shares
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
+    """The recipe's optimizer of a classifier, with weight decay where it belongs."""
+    device = next(model.parameters()).device
+    return timm_optimizer(model, recipe, device, filter_bias_and_bn=recipe.filter_bias_and_bn)
+
+
+def timm_optimizer(
+    parameters: nn.Module | Sequence[Mapping[str, Any]],
+    recipe: Optimization,
+    device: torch.device,
+    **options: Any,
+) -> Optimizer:
     """timm's optimizer of that name, in torch's fused version where there is one."""
     if recipe.opt not in list_optimizers():
         raise RecipeError(
@@ -27,9 +38,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
             nearest(recipe.opt, list_optimizers()) or "timm.optim.list_optimizers() lists them.",
         )
     known = inspect.signature(get_optimizer_info(recipe.opt).opt_class.__init__).parameters
-    options: dict[str, Any] = {}
-    device = next(model.parameters()).device.type
-    if "fused" in known and device in ("cpu", "cuda"):
+    if "fused" in known and device.type in ("cpu", "cuda"):
         options["fused"] = True
     for name, value in (("eps", recipe.opt_eps), ("betas", recipe.opt_betas)):
         if value is not None and name not in known:
@@ -38,12 +47,11 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
             options[name] = value
     try:
         optimizer: Optimizer = create_optimizer_v2(
-            model,
+            parameters,
             opt=recipe.opt,
             lr=recipe.learning_rate,
             weight_decay=recipe.weight_decay,
             momentum=recipe.momentum,
-            filter_bias_and_bn=recipe.filter_bias_and_bn,
             **options,
         )
     except Exception as error:  # an optional package that is missing, an option it does not take
@@ -88,11 +96,11 @@ def optimizer_state(
     return tensors, {"numbers": numbers, "groups": groups}
 
 
-def optimizer_slots(recipe: Recipe) -> set[str]:
+def optimizer_slots(recipe: Optimization) -> set[str]:
     """What the recipe's optimizer keeps of a parameter, by letting it take a step; an error if it
     cannot, or if that could not be saved."""
     model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(2, 2))
-    optimizer = make_optimizer(model, recipe)
+    optimizer = timm_optimizer(model, recipe, torch.device("cpu"))
     try:
         model(torch.ones(1, 1, 2, 2)).square().sum().backward()
         optimizer.step()

@@ -1,10 +1,9 @@
 """What a training tells while it goes on, and what comes of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rbdc.training.evaluation import Scores
 from rbdc.training.state import State
 
 
@@ -16,11 +15,12 @@ class Progress:
     steps: int
     epoch: int
     epochs: float
+    batch_size: int
     loss: float
     lr: float
     images_per_second: float
-    scores: Scores | None = None
-    """At the end of an epoch."""
+    scores: Mapping[str, float] | None = None
+    """By name, at the end of an epoch."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,51 +1,26 @@
 """What changes while a model trains: weights, their average, the optimizer, the step."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from timm.layers import convert_sync_batchnorm
 from timm.models import model_parameters
+from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3, dispatch_clip_grad
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from rbdc.data import Batch, derive_seed
-from rbdc.models import build, build_empty
-from rbdc.models.templates import use_templates
-from rbdc.recipes import Machine
-from rbdc.training.objective import Objective
-from rbdc.training.optimizer import (
-    make_optimizer,
-    make_schedule,
-    optimizer_state,
-    restore_optimizer,
-)
-from rbdc.training.task import Task
+from rbdc.data import derive_seed
+from rbdc.recipes import Machine, Optimization
+from rbdc.training.optimizer import optimizer_state, restore_optimizer
 from rbdc.training.world import World
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
-    """What a training begins with."""
-
-    model: nn.Module
-    optimizer: tuple[Mapping[str, Tensor], Mapping[str, Any]] | None = None
-    """The optimizer's state, where it is carried over from the parents."""
-
-
-def initial_weights(task: Task) -> Start:
-    """A leaf: the architecture's own initialisation, drawn from the task's seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(task.seed, "weights"))
-        return Start(model=_templated(build(task.model), task))
-
-
-def _templated(model: nn.Module, task: Task) -> nn.Module:
-    return use_templates(model, task.templates) if task.templates else model
+Moments = tuple[Mapping[str, Tensor], Mapping[str, Any]]
+"""An optimizer's state: tensors, and facts for JSON."""
 
 
 class State:
@@ -53,35 +28,35 @@ class State:
 
     def __init__(
         self,
-        task: Task,
-        start: Start | None,
+        model: nn.Module,
+        recipe: Optimization,
+        *,
+        seed: int,
+        loss: Callable[[Any, Any], Tensor],
+        make_optimizer: Callable[[nn.Module], Optimizer],
+        make_schedule: Callable[[Optimizer], Scheduler],
         device: torch.device,
         machine: Machine,
         world: World,
-        teacher: nn.Module | None,
-        steps_per_epoch: int,
+        moments: Moments | None = None,
     ) -> None:
-        """Without a start, the weights are whatever memory held: `restore` follows."""
-        recipe = task.recipe
-        self.task, self.device, self.world, self.step = task, device, world, 0
-        model = start.model if start else _templated(build_empty(task.model), task)
+        """`loss` is that of a batch, by a function that calls the model (alone, or with others)."""
+        self.recipe, self.seed, self.loss = recipe, seed, loss
+        self.device, self.world, self.step = device, world, 0
         self.model = model.to(device)
-        self.channels_last = machine.channels_last
-        if self.channels_last:
+        if machine.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
         if recipe.sync_bn and world.size > 1:
             self.model = convert_sync_batchnorm(self.model)
-        self.objective = Objective(recipe, teacher.to(device).eval() if teacher else None)
-        self.objective.prepare(self.model)
         self.ema = (
             ModelEmaV3(self.model, decay=recipe.model_ema_decay, use_warmup=recipe.model_ema_warmup)
             if recipe.model_ema
             else None
         )
-        self.optimizer = make_optimizer(self.model, recipe)
-        if start and start.optimizer is not None:
-            self._restore_optimizer(*start.optimizer)
-        self.schedule = make_schedule(self.optimizer, task, steps_per_epoch)
+        self.optimizer = make_optimizer(self.model)
+        if moments is not None:
+            restore_optimizer(self.model, self.optimizer, *moments)
+        self.schedule = make_schedule(self.optimizer)
         self.scaler = torch.amp.GradScaler(
             device.type, enabled=recipe.amp and recipe.amp_dtype == "float16"
         )
@@ -111,16 +86,15 @@ class State:
         return float(max(group["lr"] for group in self.optimizer.param_groups))
 
     def autocast(self) -> AbstractContextManager[Any]:
-        recipe = self.task.recipe
-        if not recipe.amp:
+        if not self.recipe.amp:
             return nullcontext()
-        return torch.autocast(self.device.type, getattr(torch, recipe.amp_dtype))
+        return torch.autocast(self.device.type, getattr(torch, self.recipe.amp_dtype))
 
-    def update(self, micro: Sequence[Batch]) -> Tensor:
+    def update(self, micro: Sequence[Any]) -> Tensor:
         """One step of the optimizer on this process's share of a batch; the loss, not yet read."""
-        recipe = self.task.recipe
+        recipe = self.recipe
         # dropout and its kin: a function of the seed and the step, so no state needs saving
-        torch.manual_seed(derive_seed(self.task.seed, "step", self.step, self.world.rank))
+        torch.manual_seed(derive_seed(self.seed, "step", self.step, self.world.rank))
         self.model.train()
         self.schedule.step(self.step)
         losses = []
@@ -129,10 +103,7 @@ class State:
                 if self.world.size > 1 and number < len(micro) - 1:
                     stack.enter_context(self.forward.no_sync())
                 with self.autocast():
-                    images = batch.images
-                    if self.channels_last:
-                        images = images.contiguous(memory_format=torch.channels_last)
-                    loss = self.objective(self.forward(images), images, batch.targets)
+                    loss = self.loss(self.forward, batch)
                 self.scaler.scale(loss / len(micro)).backward()
             losses.append(loss.detach())
         if recipe.clip_grad is not None:
@@ -166,12 +137,10 @@ class State:
         self.model.load_state_dict(part(tensors, "model/"))
         if self.ema:
             self.ema.module.load_state_dict(part(tensors, "ema/"))
-        self._restore_optimizer(part(tensors, "optimizer/"), facts["optimizer"])
+        moments = part(tensors, "optimizer/")
+        restore_optimizer(self.model, self.optimizer, moments, facts["optimizer"])
         if facts["scaler"]:
             self.scaler.load_state_dict(facts["scaler"])
-
-    def _restore_optimizer(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        restore_optimizer(self.model, self.optimizer, tensors, facts)
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -52,6 +52,14 @@ class World:
             raise message[1]
         return message[0]  # type: ignore[no-any-return]
 
+    def gather(self, value: T) -> list[T]:
+        """Everyone's, in the main process; the others get none."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.is_main else None
+        dist.gather_object(value, values, dst=0, group=self._control)
+        return values or []
+
     def anyone(self, flag: bool) -> bool:
         """Whether any process raised its flag one call ago: all get the same answer at the same
         call, and nobody waits for it."""

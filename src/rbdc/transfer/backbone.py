@@ -47,12 +47,14 @@ def backbone_of(
     drop_path: float = 0.0,
     norm: Norm = "layer",
     frozen_norms: bool = True,
+    channels: int = CHANNELS,
 ) -> tuple[nn.Module, WeightReport]:
     """The classifier's feature extractor with a pyramid, and what became of its weights.
 
     Its own weights are copied; the pyramid's are fresh. `window`, `drop_path` and `norm` (of the
     pyramid) are for ViTs; a window of 0 makes every block global. `frozen_norms` is for ResNets:
     their batch norms keep their statistics, because a detector's batches are too small for others.
+    `channels` are those of every map.
     """
     family_of(classifier)  # refuses what is neither
     record: Any = classifier.pretrained_cfg
@@ -62,10 +64,10 @@ def backbone_of(
             "A detector's images have three: use a classifier of colour images.",
         )
     if isinstance(classifier, ResNet):
-        return _resnet_backbone(classifier, frozen_norms)
+        return _resnet_backbone(classifier, frozen_norms, channels)
     body, report = vit_body(classifier, window=window, drop_path=drop_path)
     stride = body.patch_embed.patch_size[0]
-    return ViTBackbone(body, SimpleFPN(body.embed_dim, stride, CHANNELS, norm)), report
+    return ViTBackbone(body, SimpleFPN(body.embed_dim, stride, channels, norm)), report
 
 
 def global_blocks(depth: int) -> tuple[int, ...]:
@@ -135,7 +137,9 @@ def _plain_block(classifier: VisionTransformer) -> Any:
     return classifier.blocks[0]
 
 
-def _resnet_backbone(classifier: ResNet, frozen_norms: bool) -> tuple[nn.Module, WeightReport]:
+def _resnet_backbone(
+    classifier: ResNet, frozen_norms: bool, channels: int
+) -> tuple[nn.Module, WeightReport]:
     stages = classifier.feature_info[1:]
     strides = tuple(info["reduction"] for info in stages)
     if strides != STRIDES:
@@ -150,6 +154,6 @@ def _resnet_backbone(classifier: ResNet, frozen_norms: bool) -> tuple[nn.Module,
         network,
         {info["module"]: str(number) for number, info in enumerate(stages)},
         [info["num_chs"] for info in stages],
-        CHANNELS,
+        channels,
     )
     return backbone, account(backbone.body, classifier)

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.poolers import LevelMapper
 
 from rbdc.errors import ModelError
-from rbdc.transfer.backbone import ViTBackbone, backbone_of
+from rbdc.transfer.backbone import CHANNELS, ViTBackbone, backbone_of
 from rbdc.transfer.pyramid import STRIDES, Norm
 from rbdc.transfer.weights import WeightReport
 
+_BOX, _MASK = 7, 14  # cells a side that regions are sampled to
 DIVISOR = 64
 """Images are padded to multiples of the largest stride. With torchvision's 32 the coarsest map has
 half a cell too much in every other size, and its anchors are then placed at the wrong distance."""
@@ -37,8 +40,17 @@ class DetectorSettings:
     pyramid_norm: Norm = "layer"
     frozen_norms: bool = True
     """A ResNet's batch norms keep the statistics they came with."""
+    channels: int = CHANNELS
+    """Of the pyramid's maps and the mask head; the box head has four times as many."""
+    regions: int = 512
+    """Proposals of an image that the heads learn from, a quarter of them objects at most."""
+    proposals: int = 1000
+    """Proposals of an image in evaluation; in training twice as many to choose from."""
 
     def __post_init__(self) -> None:
+        for name in ("channels", "regions", "proposals"):
+            if getattr(self, name) < 1:
+                raise ModelError(f"{name} is {getattr(self, name)}", "Give 1 or more.")
         if not 0 < self.min_size <= self.max_size:
             raise ModelError(
                 f"images of {self.min_size} to {self.max_size} px were asked for",
@@ -92,16 +104,24 @@ def build_detector(
         drop_path=settings.drop_path,
         norm=settings.pyramid_norm,
         frozen_norms=settings.frozen_norms,
+        channels=settings.channels,
     )
+    channels, labels = settings.channels, classes + 1
     detector = Detector(
         backbone,
-        num_classes=classes + 1,
+        box_head=TwoMLPHead(channels * _BOX**2, 4 * channels),
+        box_predictor=FastRCNNPredictor(4 * channels, labels),
+        mask_head=MaskRCNNHeads(channels, (channels,) * 4, 1),
+        mask_predictor=MaskRCNNPredictor(channels, channels, labels),
+        rpn_post_nms_top_n_train=2 * settings.proposals,
+        rpn_post_nms_top_n_test=settings.proposals,
+        box_batch_size_per_image=settings.regions,
         min_size=settings.min_size,
         max_size=settings.max_size,
         image_mean=list(record["mean"]),
         image_std=list(record["std"]),
-        box_roi_pool=_roi_align(7),
-        mask_roi_pool=_roi_align(14),
+        box_roi_pool=_roi_align(_BOX),
+        mask_roi_pool=_roi_align(_MASK),
         size_divisible=DIVISOR,
         _skip_resize=True,  # in training only: see Detector
     )
@@ -161,8 +181,8 @@ def detector_cost(detector: Detector, height: int = 800, width: int = 1333) -> D
     features, body = _counted(backbone.body, image)
     maps, neck = _counted(backbone.fpn, features)
     _, rpn = _counted(empty.rpn.head, list(maps.values()))
-    box_input = torch.empty(proposals, backbone.out_channels, 7, 7, device="meta")
-    mask_input = torch.empty(detections, backbone.out_channels, 14, 14, device="meta")
+    box_input = torch.empty(proposals, backbone.out_channels, _BOX, _BOX, device="meta")
+    mask_input = torch.empty(detections, backbone.out_channels, _MASK, _MASK, device="meta")
     _, box = _counted(nn.Sequential(heads.box_head, heads.box_predictor), box_input)
     _, mask = _counted(nn.Sequential(heads.mask_head, heads.mask_predictor), mask_input)
     parts = {

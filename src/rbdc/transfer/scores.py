@@ -91,6 +91,7 @@ class Results:
 
     def write(self, folder: Path) -> None:
         """`boxes.json` and `masks.json`, which pycocotools' loadRes reads."""
+        folder.mkdir(parents=True, exist_ok=True)
         for name, entries in ((BOXES, self.boxes), (MASKS, self.masks)):
             write_text(folder / name, json.dumps(entries))
 

@@ -54,15 +54,15 @@ class InProcess:
     """CPU threads of each job, by key; 0 is torch's choice."""
 
     def run(self, jobs: Sequence[Job], shop: Workshop, watch: Watcher) -> None:
-        ledger = _Ledger(jobs, shop, watch)
-        with _stop_requested() as stopped:
+        ledger = Ledger(jobs, shop, watch)
+        with stop_requested() as stopped:
             while ready := ledger.ready():
                 job = ready[0]
                 ledger.started(job)
                 try:
                     result = execute(
                         job,
-                        _with_threads(shop, self.threads[job.key]),
+                        with_threads(shop, self.threads[job.key]),
                         observe=lambda p, key=job.key: watch(  # type: ignore[misc]
                             Event(kind="progress", key=key, progress=p)
                         ),
@@ -94,17 +94,17 @@ class SideBySide:
         # A server that has imported everything and computed nothing forks the workers: they start
         # at once, and inherit neither threads nor a CUDA context.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["rbdc.tree.execute"])
+        context.set_forkserver_preload([type(shop).__module__])
         with _signals(signal.SIG_IGN):  # inherited: a signal to the whole group is for us to handle
             forkserver.ensure_running()
         events, devices = context.SimpleQueue(), context.SimpleQueue()
         stop = context.Event()
         for number in range(self.workers):
             devices.put(self.devices[number] if self.devices else None)
-        ledger = _Ledger(jobs, shop, watch)
+        ledger = Ledger(jobs, shop, watch)
         running: dict[Future[Any], Job] = {}
         with (
-            _stop_requested(also=stop.set) as stopped,
+            stop_requested(also=stop.set) as stopped,
             ProcessPoolExecutor(
                 self.workers,
                 mp_context=context,
@@ -138,7 +138,7 @@ class SideBySide:
         ledger.close()
 
 
-class _Ledger:
+class Ledger:
     """Which jobs are finished, running, failed; the first failure."""
 
     def __init__(self, jobs: Sequence[Job], shop: Workshop, watch: Watcher) -> None:
@@ -160,8 +160,12 @@ class _Ledger:
             if all(parent.key in self.done for parent in job.parents)
         ]
 
-    def started(self, job: Job) -> None:
+    def take(self, job: Job) -> None:
+        """It waits no more, though it may not have begun."""
         del self.waiting[job.key]
+
+    def started(self, job: Job) -> None:
+        self.take(job)
         self.watch(Event(kind="started", key=job.key))
 
     def finished(self, job: Job, result: Mapping[str, Any]) -> None:
@@ -179,7 +183,7 @@ class _Ledger:
             raise self.failure
 
 
-def _settle(future: Future[Any], job: Job, ledger: _Ledger) -> None:
+def _settle(future: Future[Any], job: Job, ledger: Ledger) -> None:
     try:
         ledger.finished(job, future.result())
     except Interrupted:
@@ -195,12 +199,12 @@ def _forward(events: Any, watch: Watcher) -> None:
         watch(Event(kind="progress", key=key, progress=progress))
 
 
-def _with_threads(shop: Workshop, threads: int) -> Workshop:
+def with_threads(shop: Workshop, threads: int) -> Workshop:
     return replace(shop, machine=replace(shop.machine, threads=threads))
 
 
 @contextmanager
-def _stop_requested(also: Callable[[], None] = lambda: None) -> Iterator[Callable[[], bool]]:
+def stop_requested(also: Callable[[], None] = lambda: None) -> Iterator[Callable[[], bool]]:
     """While it lasts, a stop signal is noted instead of obeyed; what is yielded tells."""
     request = threading.Event()
 
@@ -252,7 +256,7 @@ def _die_with_parent() -> None:
 def _work(job: Job, threads: int) -> dict[str, Any]:
     return execute(
         job,
-        _with_threads(_shop, threads),
+        with_threads(_shop, threads),
         observe=lambda progress: _events.put((job.key, progress)),
         stopped=_stop.is_set,
     )

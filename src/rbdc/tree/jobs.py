@@ -6,6 +6,7 @@ data's fingerprint, and its parents' keys. So a finished job is never done again
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,8 +18,40 @@ from rbdc.tree.method import Kept, Method
 FORMAT = 2  # of what a job leaves behind; another number makes other keys
 
 
+class Job(ABC):
+    """Something that has to be done once its parents are."""
+
+    trains = True
+    """Whether it is a training: it takes long, and tells how far it is."""
+    parents: "tuple[Job, ...]"
+    """Jobs that must be finished first."""
+
+    @abstractmethod
+    def content(self) -> dict[str, Any]:
+        """Everything that decides the result."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What people want to know of it, for run.json: its kind, at least."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """What its folder is called, before its key."""
+
+    @property
+    def size(self) -> str:
+        """Of its model, for people."""
+        return ""
+
+    @cached_property
+    def key(self) -> str:
+        text = json.dumps(self.content(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
 @dataclass(frozen=True, kw_only=True)
-class TrainJob:
+class TrainJob(Job):
     """Train a model: from its own initialisation (a leaf), or from one grown of its parents."""
 
     task: Task
@@ -36,7 +69,7 @@ class TrainJob:
         return self.task.model
 
     @property
-    def parents(self) -> "tuple[Job, ...]":
+    def parents(self) -> "tuple[GrowJob, ...]":  # type: ignore[override]
         return (self.initial,) if self.initial else ()
 
     def content(self) -> dict[str, Any]:
@@ -51,15 +84,29 @@ class TrainJob:
             "keeps": self.keeps,
         }
 
-    @cached_property
-    def key(self) -> str:
-        return _hash(self.content())
+    def describe(self) -> dict[str, Any]:
+        task = self.task
+        return {
+            "kind": "train",
+            "width": self.model.width,
+            "epochs": task.epochs,
+            "seed": task.seed,
+        }
+
+    @property
+    def label(self) -> str:
+        return f"{self.model.name}-w{self.model.width:g}"
+
+    @property
+    def size(self) -> str:
+        return f"width {self.model.width:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrowJob:
+class GrowJob(Job):
     """Make the start of a wide model of trained ones: couple two, or what a rival does."""
 
+    trains = False
     model: ModelSpec
     parents: tuple[TrainJob, ...]
     method: Method
@@ -67,10 +114,6 @@ class GrowJob:
     """Of what the method draws."""
     images: int = 0
     """Training images that the method may look at, and pays for."""
-
-    @property
-    def data(self) -> str:
-        return self.parents[0].data
 
     def content(self) -> dict[str, Any]:
         return {
@@ -83,14 +126,13 @@ class GrowJob:
             "images": self.images,
         }
 
-    @cached_property
-    def key(self) -> str:
-        return _hash(self.content())
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "grow", "width": self.model.width, "method": self.method.content()}
 
+    @property
+    def label(self) -> str:
+        return f"{self.method.name}-{self.model.name}-w{self.model.width:g}"
 
-Job = TrainJob | GrowJob
-
-
-def _hash(content: dict[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    @property
+    def size(self) -> str:
+        return f"width {self.model.width:g}"

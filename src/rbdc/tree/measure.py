@@ -7,8 +7,8 @@ import torch
 from rbdc.data import Batch, DataSet, TrainingBatches
 from rbdc.recipes import Machine
 from rbdc.training import Task, World, image_format, initial_weights
+from rbdc.training.classification import classifier_state
 from rbdc.training.machine import torch_device
-from rbdc.training.state import State
 
 STEPS = 4  # measured, after one to warm up
 PIXELS = 8 * 224 * 224  # of a batch that fits anywhere
@@ -42,7 +42,9 @@ def images_per_second(task: Task, data: DataSet, machine: Machine) -> float:
     image = image_format(task.model, task.recipe, data)
     pixels = image.height * image.width
     batch_size = min(task.recipe.batch_size, max(8, PIXELS // pixels))
-    state = State(task, initial_weights(task), device, machine, World(), None, 1)
+    state = classifier_state(
+        task, initial_weights(task), 1, device=device, machine=machine, world=World()
+    )
     with torch.random.fork_rng(devices=[]):
         batch = Batch(
             images=torch.randn(batch_size, image.channels, image.height, image.width).to(device),
@@ -65,14 +67,13 @@ def _steps_per_second(task: Task, data: DataSet) -> float:
         seed=task.seed,
         batch_size=task.recipe.batch_size,
     )
-    state = State(
+    state = classifier_state(
         task,
         initial_weights(task),
-        torch.device("cpu"),
-        Machine(device="cpu"),
-        World(),
-        None,
         batches.steps_per_epoch,
+        device=torch.device("cpu"),
+        machine=Machine(device="cpu"),
+        world=World(),
     )
     last = min(STEPS + 1, batches.steps_per_epoch)
     began = 0.0

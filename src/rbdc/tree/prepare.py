@@ -10,16 +10,16 @@ from rbdc.data import DataSet, open_data
 from rbdc.disk import write_json
 from rbdc.errors import RecipeError
 from rbdc.models import ModelSpec, export, load, timm_builds
-from rbdc.recipes import PLAN, Machine, Recipe, Request, read_recipe, split_settings
+from rbdc.recipes import PLAN, Cluster, Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World, fit_to_data, image_format
 from rbdc.training.teacher import Teacher, load_teacher
 from rbdc.tree.engine import Engine, Watcher
-from rbdc.tree.execute import Workshop, flops_by_key
 from rbdc.tree.jobs import TrainJob
 from rbdc.tree.nodes import Tree, grow_tree
 from rbdc.tree.places import AVERAGE, JOBS, MODEL, RESULT
 from rbdc.tree.run import check_run, run_nodes
 from rbdc.tree.store import Store
+from rbdc.tree.workshop import TreeWorkshop
 
 _ELSEWHERE = {*PLAN, "model", "model_kwargs", "width", "img_size"}  # in the plan
 # May differ when a run goes on: the data is known by its fingerprint, wherever it lies.
@@ -43,15 +43,17 @@ class Prepared:
         *,
         machine: Machine,
         jobs: int | None = None,
+        cluster: Cluster | None = None,
         world: World | None = None,
     ) -> None:
         """Refuse what cannot work; `run` does this first. Nothing is written."""
-        check_run(self.tree.all, self._shop(Path(output), machine, world), Path(output), jobs)
+        shop = self._shop(Path(output), machine, world)
+        check_run(self.tree.all, shop, Path(output), jobs, cluster)
 
     def work(self) -> dict[str, float]:
         """FLOPs of each job, by its key."""
-        jobs = (node.job for node in self.tree.all)
-        return flops_by_key(jobs, len(self.data.train), self.plan.counter)
+        shop = self._shop(Path(), Machine(), None)
+        return shop.work(node.job for node in self.tree.all)
 
     def record(self) -> dict[str, Any]:
         """What decides the result, for run.json."""
@@ -80,6 +82,7 @@ class Prepared:
         machine: Machine,
         watch: Watcher,
         jobs: int | None = None,
+        cluster: Cluster | None = None,
         engine: Engine | None = None,
         world: World | None = None,
     ) -> dict[str, Any]:
@@ -94,11 +97,12 @@ class Prepared:
             watch=watch,
             finish=lambda: _finish(output, self.tree, shop.store),
             jobs=jobs,
+            cluster=cluster,
             engine=engine,
         )
 
-    def _shop(self, output: Path, machine: Machine, world: World | None) -> Workshop:
-        return Workshop(
+    def _shop(self, output: Path, machine: Machine, world: World | None) -> TreeWorkshop:
+        return TreeWorkshop(
             store=Store(output / JOBS),
             data=self.data,
             machine=machine,
@@ -114,6 +118,7 @@ def train(
     recipe: str = "demo",
     machine: Machine | None = None,
     jobs: int | None = None,
+    cluster: Cluster | None = None,
     watch: Watcher = lambda _event: None,
     **settings: Any,
 ) -> dict[str, Any]:
@@ -124,7 +129,9 @@ def train(
     steps=2, budget=0.7, lr=5e-4)`. The same call goes on with a run that was stopped.
     """
     prepared = prepare(*split_settings(read_recipe(recipe), settings))
-    return prepared.run(output, machine=machine or Machine(), watch=watch, jobs=jobs)
+    return prepared.run(
+        output, machine=machine or Machine(), watch=watch, jobs=jobs, cluster=cluster
+    )
 
 
 def prepare(request: Request, recipe: Recipe, world: World | None = None) -> Prepared:
@@ -162,12 +169,11 @@ def prepare(request: Request, recipe: Recipe, world: World | None = None) -> Pre
 
 def _finish(output: Path, tree: Tree, store: Store) -> dict[str, Any]:
     """The target's model where the user looks for it, and the result of the whole run."""
-    target = tree.target.job
     result = run_result(tree, store)
-    folder = store.folder(target)
+    folder = store.folder(tree.target.job)
     chosen = folder / (AVERAGE if (folder / AVERAGE).exists() else MODEL)
     export(load(chosen), output / MODEL, record={"run": result}, force=True)
-    result["timm_loads"] = timm_builds(target.model)
+    result["timm_loads"] = timm_builds(tree.plan.model)
     write_json(output / RESULT, result)
     return result
 

@@ -14,22 +14,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from rbdc.coupling import check_slots
-from rbdc.data import ImageSet, check_batch_size, check_image_size
-from rbdc.data.augment import training_transform
 from rbdc.disk import free_bytes, is_writable, read_json, write_json
 from rbdc.errors import RunError
-from rbdc.models import ModelSpec, shapes_of
-from rbdc.training import image_format
-from rbdc.training.machine import check_machine, default_threads, torch_device
-from rbdc.training.optimizer import optimizer_slots
+from rbdc.recipes import Cluster
+from rbdc.training.machine import default_threads
 from rbdc.tree.engine import Engine, InProcess, SideBySide, Watcher
-from rbdc.tree.execute import Workshop, own_flops
-from rbdc.tree.jobs import TrainJob
+from rbdc.tree.execute import Workshop
 from rbdc.tree.lock import locked
-from rbdc.tree.measure import faster_jobs
 from rbdc.tree.nodes import Node
 from rbdc.tree.places import JOB, JOBS, LOCK, RUN
+from rbdc.tree.ray_engine import RayEngine
 from rbdc.tree.store import folder_name
 
 Result = TypeVar("Result")
@@ -44,15 +38,17 @@ def run_nodes(
     watch: Watcher,
     finish: Callable[[], Result],
     jobs: int | None = None,
+    cluster: Cluster | None = None,
     engine: Engine | None = None,
 ) -> Result:
     """Run what is not finished of the nodes' jobs in `output`, then `finish`, and give its result.
 
     The same request on the same folder goes on where it was; another one is refused. `jobs`
-    trainings go on side by side; by default one on a GPU, and on a CPU what is faster. Another
-    `engine` than this machine's runs them as it likes.
+    trainings go on side by side on this machine; by default as many as the shop says. A `cluster`,
+    or another `engine` altogether, runs them as it likes.
     """
-    check_run(nodes, shop, output, jobs)
+    cluster = cluster or Cluster()
+    check_run(nodes, shop, output, jobs, cluster)
     world = shop.world
     with ExitStack() as stack:
 
@@ -60,39 +56,37 @@ def run_nodes(
             output.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(output))
             shop.store.clean()  # it is ours: check_run has looked
-            return _begin(output, nodes, request, shop, jobs)
+            return _begin(output, nodes, request, shop, jobs, cluster)
 
-        local = _engine(nodes, world.tell(begin))
-        (engine or local).run([node.job for node in nodes], shop, watch)
+        chosen = _engine(nodes, world.tell(begin), cluster)
+        (engine or chosen).run([node.job for node in nodes], shop, watch)
         return world.tell(finish)
 
 
-def check_run(nodes: Sequence[Node], shop: Workshop, output: Path, jobs: int | None = None) -> None:
-    """Everything that can be known to fail, before the first step. The plan has already coupled
-    the whole tree by shapes."""
-    world, data = shop.world, shop.data
+def check_run(
+    nodes: Sequence[Node],
+    shop: Workshop,
+    output: Path,
+    jobs: int | None = None,
+    cluster: Cluster | None = None,
+) -> None:
+    """Everything that can be known to fail, before the first step."""
+    if jobs is not None and cluster is not None and cluster.engine != "local":
+        raise RunError(
+            f"jobs is {jobs}, and {cluster.engine} runs as many side by side as there is room for",
+            "Leave --jobs out; --cpus-per-job and --gpus-per-job say how much room one takes.",
+        )
     if jobs is not None and jobs < 1:
         raise RunError(f"jobs is {jobs}, expected 1 or more", "1 is one training at a time.")
-    if jobs is not None and jobs > 1 and world.size > 1:
+    if jobs is not None and jobs > 1 and shop.world.size > 1:
         raise RunError(
-            f"{world.size} processes train each model together: there is no room for {jobs} jobs",
+            f"{shop.world.size} processes train each model together: there is no room for {jobs} "
+            "jobs",
             "Leave --jobs out under torchrun.",
         )
     _check_folder(output)
-    for task in {job.task.recipe: job.task for job in trainings(nodes)}.values():
-        recipe = task.recipe
-        check_machine(shop.machine, recipe, world.local_rank)
-        shares = world.size * recipe.grad_accum_steps
-        check_batch_size(len(data.train), recipe.batch_size, shares, mixes=recipe.mixes)
-        if isinstance(data.train, ImageSet) and recipe.batched:
-            check_image_size(data.train, image_format(task.model, recipe, data))
-        optimizer_slots(recipe)
-        training_transform(recipe, image_format(task.model, recipe, data))
-    for job in trainings(nodes):
-        if job.keeps == "optimizer":
-            check_slots(optimizer_slots(job.task.recipe))
-            break
-    needed, free = _needed_bytes(nodes, shop, jobs), free_bytes(output)
+    shop.check([node.job for node in nodes])
+    needed, free = shop.needed_bytes(nodes, jobs), free_bytes(output)
     if needed > free:
         raise RunError(
             f"the run needs up to {needed / 1e9:.1f} GB and {output} has {free / 1e9:.1f} GB free",
@@ -113,68 +107,37 @@ def _check_folder(output: Path) -> None:
             )
 
 
-def trainings(nodes: Sequence[Node]) -> list[TrainJob]:
-    return [node.job for node in nodes if isinstance(node.job, TrainJob)]
-
-
-def _siblings(nodes: Sequence[Node]) -> Counter[int]:
-    """How many trainings a level has: at most so many can go on side by side."""
-    return Counter(node.level for node in nodes if isinstance(node.job, TrainJob))
-
-
-def _needed_bytes(nodes: Sequence[Node], shop: Workshop, jobs: int | None) -> int:
-    """Of the results that are still to come, and the checkpoints of the largest level."""
-    results, checkpoints, largest = 0, 0, 0
-    siblings = _siblings(nodes)
-    for node in nodes:
-        size = _model_bytes(node.job.model)
-        largest = max(largest, size)
-        if shop.store.result(node.job):
-            continue
-        folder = shop.store.folder(node.job)
-        results -= sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
-        if isinstance(node.job, TrainJob):
-            task = node.job.task
-            inner = size * max(1, task.templates)  # while it trains
-            results += size * (2 + task.recipe.model_ema) + 2 * inner * bool(node.job.keeps)
-            copies = 4 + task.recipe.model_ema  # weights, the best, two moments, average
-            at_once = min(siblings[node.level], jobs or siblings[node.level])
-            checkpoints = max(checkpoints, at_once * inner * copies * (shop.machine.keep + 1))
-        else:
-            results += size * (1 + 2 * bool(node.job.method.keeps))
-    return max(0, results + checkpoints) + largest
-
-
-def _model_bytes(spec: ModelSpec) -> int:
-    return sum(t.numel() * t.element_size() for t in shapes_of(spec).values())
-
-
 def _begin(
     output: Path,
     nodes: Sequence[Node],
     request: Mapping[str, Any],
     shop: Workshop,
     jobs: int | None,
+    cluster: Cluster,
 ) -> dict[str, Any]:
     """Check an old folder's request against this one, and write down how the run is run."""
     old = read_json(output / RUN)
     if old:
         _check_same(output, old["request"], request)
     machine, world = shop.machine, shop.world
-    recipe = trainings(nodes)[0].task.recipe
-    decoders = 0 if shop.data.in_memory and recipe.batched else machine.workers
-    threads = machine.threads or default_threads(decoders)
+    todo = [node.job for node in nodes]
+    threads = machine.threads or default_threads(shop.decoders(todo))
     if old and jobs is None:
         jobs = old["engine"]["jobs"]
     if old and not machine.threads:
         threads = old["engine"]["threads"]
-    if jobs is None:
-        jobs = _default_jobs(nodes, shop, threads)
+    if jobs is None and cluster.engine == "local":
+        jobs = shop.default_jobs(todo, threads)
     content = {
         "request": request,
         "nodes": [_describe(node, shop) for node in nodes],
-        "engine": {"jobs": jobs, "threads": threads, "processes": world.size},
-        "data": shop.data.to_json(),
+        "engine": {
+            "name": cluster.engine,
+            "jobs": jobs,
+            "threads": threads,
+            "processes": world.size,
+        },
+        "data": shop.data_record(),
         "machine": machine.to_json(),
         "environment": environment(),
         "command": (old or {}).get("command", sys.argv[1:]),
@@ -186,18 +149,12 @@ def _begin(
     return content
 
 
-def _default_jobs(nodes: Sequence[Node], shop: Workshop, threads: int) -> int:
-    leaves = [job for job in trainings(nodes) if job.initial is None]
-    on_cpu = torch_device(shop.machine).type == "cpu"
-    if shop.world.size > 1 or len(leaves) == 1 or not on_cpu:
-        return 1
-    return faster_jobs(leaves[0].task, shop.data, threads=threads, siblings=len(leaves))
-
-
-def _engine(nodes: Sequence[Node], run: Mapping[str, Any]) -> Engine:
-    """Siblings side by side share the threads; one alone has them all."""
+def _engine(nodes: Sequence[Node], run: Mapping[str, Any], cluster: Cluster) -> Engine:
+    """On this machine siblings side by side share the threads; one alone has them all."""
+    if cluster.engine == "ray":
+        return RayEngine(cluster=cluster, levels={node.job.key: node.level for node in nodes})
     jobs, threads = run["engine"]["jobs"], run["engine"]["threads"]
-    siblings = _siblings(nodes)
+    siblings = Counter(node.level for node in nodes if node.job.trains)
     share = {
         node.job.key: max(1, threads // min(jobs, max(1, siblings[node.level]))) for node in nodes
     }
@@ -211,23 +168,15 @@ def _engine(nodes: Sequence[Node], run: Mapping[str, Any]) -> Engine:
 
 def _describe(node: Node, shop: Workshop) -> dict[str, Any]:
     job = node.job
-    description: dict[str, Any] = {
+    return {
         "name": node.name,
         "level": node.level,
         "key": job.key,
         "folder": f"{JOBS}/{folder_name(job)}",
-        "width": job.model.width,
         "parents": [parent.key for parent in job.parents],
-        "flops": own_flops(job, len(shop.data.train), shop.counter),
+        "flops": shop.flops(job),
+        **job.describe(),
     }
-    if isinstance(job, TrainJob):
-        return {
-            **description,
-            "kind": "train",
-            "epochs": job.task.epochs,
-            "seed": job.task.seed,
-        }
-    return {**description, "kind": "grow", "method": job.method.content()}
 
 
 def environment() -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rbdc.disk import read_json, write_json
-from rbdc.tree.jobs import GrowJob, Job
+from rbdc.tree.jobs import Job
 from rbdc.tree.places import CHECKPOINTS, FAILED, JOB, MODEL, PROGRESS, RESULT, RUN
 
 
@@ -31,6 +31,10 @@ class Store:
     def result(self, job: Job) -> dict[str, Any] | None:
         """What a finished job left, or None."""
         return read_json(self.folder(job) / RESULT)
+
+    def bytes_of(self, job: Job) -> int:
+        """What the job has left here so far."""
+        return sum(p.stat().st_size for p in self.folder(job).rglob("*") if p.is_file())
 
     def finish(self, job: Job, result: Mapping[str, Any]) -> None:
         """From here on the job is finished; what it needed only on the way goes."""
@@ -58,5 +62,4 @@ class Store:
 
 
 def folder_name(job: Job) -> str:
-    kind = f"{job.method.name}-" if isinstance(job, GrowJob) else ""
-    return f"{kind}{job.model.name}-w{job.model.width:g}-{job.key[:16]}"
+    return f"{job.label}-{job.key[:16]}"

@@ -1,0 +1,70 @@
+"""`rbdc couple`: two models of one's own into one twice as wide, and what the proof says of it."""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from jsonargparse import Namespace
+
+from rbdc.options import MODEL_KWARGS, Parser, keyword_arguments
+
+
+def couple_parser() -> Parser:
+    parser = Parser(
+        description="Couple two models of one architecture into one twice as wide, and prove it.",
+        epilog="rbdc couple runs/a runs/b --output runs/wide",
+    )
+    add = parser.add_argument
+    add("first", type=Path, help="an exported folder, or a weight file (then --model)")
+    add("second", type=Path, help="likewise, trained from another seed")
+    add("--output", type=Path, required=True, help="folder for the wide model, as timm loads it")
+    add("--model", type=str, help="timm name of the parents' architecture, for weight files")
+    add("--model-kwargs", type=str, nargs="*", default=[], metavar="K=V", help=MODEL_KWARGS)
+    add(
+        "--off-diagonal",
+        type=Literal["zero", "random"],
+        default="zero",
+        help="what joins the halves: zeros, or the wide layer's ordinary initialisation",
+    )
+    add("--seed", type=int, default=0, help="of random off-diagonal blocks")
+    add("--force", action="store_true", help="replace an exported model at --output")
+    add("--allow-identical", action="store_true", help="couple a model with itself")
+    add("--allow-inexact", action="store_true", help="write it even if the proof fails")
+    add("--no-ema", action="store_true", help="of checkpoints with averaged weights, the others")
+    add("--json", action="store_true", help="print the record as JSON")
+    return parser
+
+
+def couple_command(options: Namespace) -> None:
+    from rbdc.models import couple_folders
+
+    record = couple_folders(
+        options.first,
+        options.second,
+        options.output,
+        model=options.model,
+        arguments=keyword_arguments(options.model_kwargs),
+        off_diagonal=options.off_diagonal,
+        seed=options.seed,
+        force=options.force,
+        allow_identical=options.allow_identical,
+        allow_inexact=options.allow_inexact,
+        use_ema=not options.no_ema,
+    )
+    if options.json:
+        print(json.dumps(record, indent=2))
+        return
+    coupling = record["coupling"]
+    error, drift = coupling["proof_error"], coupling["norm_drift"]
+    print(f"{options.output}: {record['spec']['name']} at width {record['spec']['width']:g}")
+    if options.off_diagonal == "zero" and not coupling["exact"]:
+        print(f"inexact: even with norms per branch it is {error:.1e} off its parents' mean")
+    elif options.off_diagonal == "zero":
+        print(f"proof: with norms per branch it is its parents' mean, to {error:.1e} of the logits")
+    else:
+        print(f"random off-diagonal blocks: {error:.1e} of the logits from its parents' mean")
+    print(f"drift: joint normalisation moves its logits by {drift:.1e}")
+    load = 'timm.create_model("local-dir:{}", pretrained=True)' if record["timm_loads"] else None
+    print("load it with " + (load or 'rbdc.load("{}")').format(options.output))
+    if not coupling["class_names_compared"]:
+        print("note: a parent carries no class list, so the order of classes was not compared")

@@ -1,0 +1,102 @@
+"""`rbdc status`, `rbdc report`, `rbdc export`: what became of a run. They train nothing."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import Namespace
+
+from rbdc.commands.console import make_console, show
+from rbdc.errors import RbdcError
+from rbdc.options import Parser
+
+
+def status_parser() -> Parser:
+    parser = Parser(description="How far a run is.", epilog="rbdc status runs/demo")
+    add = parser.add_argument
+    add("run", type=Path, help="the run's folder")
+    add("--watch", action="store_true", help="show it live until the run is over; Ctrl-C ends it")
+    add("--every", type=float, metavar="SECONDS", help="with --watch, how often; by default 2")
+    add("--json", action="store_true", help="print it as JSON; with --watch, a line a change")
+    return parser
+
+
+def status_command(options: Namespace) -> None:
+    if options.watch:
+        from rbdc.report.watch import watch_run
+
+        every = 2.0 if options.every is None else options.every
+        watch_run(options.run, make_console(), every=every, as_json=options.json)
+        return
+    if options.every is not None:
+        raise RbdcError("--every was given without --watch", "Add --watch, or leave it out.")
+    from rbdc.report.run import run_status, status_table
+
+    status = run_status(options.run)
+    if options.json:
+        print(json.dumps(status, indent=2))
+    else:
+        show(status_table(status))
+
+
+def report_parser() -> Parser:
+    parser = Parser(
+        description="Runs and comparisons as one self-contained page: the tree, the budget, "
+        "learning curves, tables, weights, and how to repeat it.",
+        epilog="rbdc report runs/demo",
+    )
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", help="folders of runs or of comparisons")
+    add("--output", type=Path, help="the page; by default report.html in the first run's folder")
+    add("--figures", type=Path, help="folder for figures as PNG, SVG and PDF files")
+    add("--serve", action="store_true",
+        help="show it at 127.0.0.1 and keep it up to date instead of writing it")  # fmt: skip
+    add("--port", type=int, default=0, help="for --serve; by default a free one")
+    return parser
+
+
+def report_command(options: Namespace) -> None:
+    from rbdc.report.page import REPORT, write_report
+    from rbdc.report.paper import save_figures
+
+    folders = list(dict.fromkeys(options.runs))
+    if options.serve:
+        _serve(folders, options.port)
+        return
+    if options.figures:
+        for path in save_figures(folders, options.figures):
+            print(f"figure {path}")
+    print(f"page {write_report(folders, options.output or folders[0] / REPORT)}")
+
+
+def _serve(folders: Sequence[Path], port: int) -> None:
+    from rbdc.report.page import read_state
+    from rbdc.report.serve import make_server
+
+    read_state(folders)  # a mistake is said here
+    with make_server(folders, port) as server:
+        print(f"http://{server.server_address[0]!s}:{server.server_address[1]}  (Ctrl-C ends it)")
+        sys.stdout.flush()
+        server.serve_forever()
+
+
+def export_parser() -> Parser:
+    parser = Parser(
+        description="The model of a finished run as a folder for a model hub: weights as timm "
+        "loads them, a model card, figures, and the settings to repeat it with.",
+        epilog="rbdc export runs/demo --output demo-model",
+    )
+    add = parser.add_argument
+    add("run", type=Path, help="the run's folder")
+    add("--output", type=Path, required=True, help="the folder to write")
+    add("--license", type=str, help="of the model, by Hugging Face's name; by default none is said")
+    add("--force", action="store_true", help="replace an earlier export at --output")
+    return parser
+
+
+def export_command(options: Namespace) -> None:
+    from rbdc.report.card import export_lines, export_run
+
+    export_run(options.run, options.output, license=options.license, force=options.force)
+    print("\n".join(export_lines(options.run, options.output)))

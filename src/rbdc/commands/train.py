@@ -1,0 +1,80 @@
+"""`rbdc train`: leaves, couplings, target; going on where a run was stopped."""
+
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+
+from rbdc.commands.console import make_console, show
+from rbdc.options import Parser, add_settings, default_recipe, given_settings
+from rbdc.recipes import Cluster, Machine, Recipe, Request, read_recipe, split_settings
+
+
+def train_parser() -> Parser:
+    parser = Parser(
+        description="Train a wide model by RBDC: leaves, couplings, target. Give the same command "
+        "again to go on with a run that was stopped.",
+        epilog="rbdc train --model deit_base_patch16_224 --data PATH --steps 2 --budget 0.7",
+    )
+    add = parser.add_argument
+    add("--recipe", type=str, help="a shipped recipe or a YAML file; options override it")
+    add("--output", type=Path, help="the run's folder; by default runs/RECIPE")
+    add("--jobs", type=int, help="siblings side by side; by default 1, on a CPU what is faster")
+    add("--dry-run", action="store_true", help="check and print the plan, train nothing")
+    for title, settings in (
+        ("What to train", Request),
+        ("How to train it (the recipe, by timm's names)", Recipe),
+        ("On what", Machine),
+        ("On a cluster", Cluster),
+    ):
+        add_settings(parser.add_argument_group(title), settings)
+    return parser
+
+
+def train_command(options: Namespace) -> None:
+    from rbdc.report.live import LiveRun
+    from rbdc.report.page import REPORT, write_report
+    from rbdc.report.run import result_lines
+    from rbdc.training import join_world
+    from rbdc.training.world import leave_world
+    from rbdc.tree.prepare import prepare
+
+    given = given_settings(options, Request) | given_settings(options, Recipe)
+    name = options.recipe or default_recipe(given)
+    request, recipe = split_settings(read_recipe(name), given)
+    machine = Machine(**given_settings(options, Machine))
+    cluster = Cluster(**given_settings(options, Cluster))
+    output = options.output or Path("runs") / Path(name).stem
+    world = join_world(machine.device)
+    try:
+        prepared = prepare(request, recipe, world)
+        places = {"machine": machine, "jobs": options.jobs, "cluster": cluster, "world": world}
+        prepared.check(output, **places)
+        if world.is_main:
+            _introduce(prepared, name, output)
+        if options.dry_run:
+            return
+        console = make_console(quiet=not world.is_main)
+        with LiveRun(prepared.tree.all, prepared.work(), console) as live:
+            result = prepared.run(output, watch=live, **places)
+        if world.is_main:
+            print("\n" + "\n".join(result_lines(result, output)))
+            print(f"open       {write_report([output], output / REPORT)}")
+    finally:
+        leave_world()
+
+
+def _introduce(prepared: Any, name: str, output: Path) -> None:
+    from rbdc.report.plan import plan_table
+
+    recipe, data = prepared.recipe, prepared.data
+    show(plan_table(prepared.plan))
+    print(
+        f"recipe {name}: {recipe.opt}, learning rate {recipe.learning_rate:.3g} at a batch of "
+        f"{recipe.batch_size}, transition {', '.join(prepared.request.transition)}\n"
+        f"data {data.name}: {len(data.train):,} training and {len(data.test):,} test images, "
+        f"{len(data.class_names)} classes\n"
+        f"output {output}\n"
+    )
+    for image in data.skipped:
+        print(f"skipped, cannot be decoded: {image}")

@@ -1,0 +1,137 @@
+"""`rbdc transfer`: detection and instance segmentation with trained backbones."""
+
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+
+from rbdc.commands.console import make_console
+from rbdc.errors import RbdcError
+from rbdc.options import MODEL_KWARGS, Parser, add_settings, given_settings, keyword_arguments
+from rbdc.recipes import Machine
+from rbdc.recipes.detection import DetectionRecipe, read_detection_recipe
+
+
+def transfer_parser() -> Parser:
+    parser = Parser(
+        description="Train Mask R-CNN on the features of a trained classifier, or of several for "
+        "comparison, and score it as COCO does. Give the same command again to go on.",
+        epilog="rbdc transfer --backbone runs/demo --data coco --recipe paper --output runs/coco",
+    )
+    add = parser.add_argument
+    add("--backbone", type=str, help="a run of rbdc train, an exported folder, or a weight file")
+    add("--compare", type=str, nargs="+", metavar="DIR", default=[],
+        help="several backbones, trained alike from the same seeds; scratch:DIR is DIR's "
+        "architecture, untrained")  # fmt: skip
+    add("--data", type=Path, help="folder in COCO's layout: annotations/, train2017/, val2017/")
+    for split in ("train", "val"):
+        add(f"--{split}-json", type=Path, help=f"instead of --data: {split}'s annotations")
+        add(f"--{split}-images", type=Path, help=f"instead of --data: {split}'s image folder")
+    add("--recipe", type=str, default="paper", help="paper, small, or a YAML file")
+    add("--seeds", type=int, default=1, help="how many times each backbone is trained")
+    add("--seed", type=int, default=0, help="the first seed")
+    add("--model", type=str, help="timm name of the architecture, for weight files")
+    add("--model-kwargs", type=str, nargs="*", default=[], metavar="K=V", help=MODEL_KWARGS)
+    add("--no-ema", action="store_true", help="of checkpoints with averaged weights, the others")
+    add("--output", type=Path, help="the run's folder; by default runs/transfer-RECIPE")
+    add("--jobs", type=int, help="detectors side by side; by default 1")
+    add("--by-class", action="store_true", help="print the precision of each class, too")
+    add("--dry-run", action="store_true", help="check and print what it costs, train nothing")
+    add("--json", action="store_true", help="print the result as JSON")
+    add_settings(parser.add_argument_group("How to train (the recipe)"), DetectionRecipe)
+    add_settings(parser.add_argument_group("On what"), Machine)
+    return parser
+
+
+def transfer_command(options: Namespace) -> None:
+    import json
+
+    from rbdc.report.live import LiveRun
+    from rbdc.report.page import REPORT, write_report
+    from rbdc.report.transfer import transfer_table
+    from rbdc.training import join_world
+    from rbdc.training.world import leave_world
+
+    machine = Machine(**given_settings(options, Machine))
+    output = options.output or Path("runs") / f"transfer-{Path(options.recipe).stem}"
+    world = join_world(machine.device)
+    try:
+        prepared = _prepare(options)
+        prepared.check(output, machine=machine, jobs=options.jobs, world=world)
+        shop = prepared.shop(output, machine, world)
+        console = make_console(quiet=not world.is_main or options.json)
+        _introduce(prepared, shop, options.recipe, output, console)
+        if options.dry_run:
+            return
+        nodes = prepared.nodes()
+        with LiveRun(nodes, shop.work(node.job for node in nodes), console) as live:
+            result = prepared.run(
+                output, machine=machine, watch=live, jobs=options.jobs, world=world
+            )
+        if world.is_main:
+            if options.json:
+                print(json.dumps(result, indent=2))
+            console.print(transfer_table(result, by_class=options.by_class))
+            console.print(f"open {write_report([output], output / REPORT)}", highlight=False)
+    finally:
+        leave_world()
+
+
+def _prepare(options: Namespace) -> Any:
+    from rbdc.transfer.jobs import find_backbone
+    from rbdc.transfer.prepare import open_splits, prepare_transfer
+
+    places = [*([options.backbone] if options.backbone else []), *options.compare]
+    if not places or (options.backbone and options.compare):
+        raise RbdcError(
+            "no backbone is named" if not places else "--backbone and --compare are both given",
+            "Give --backbone DIR for one, or --compare A B ... for several.",
+        )
+    recipe = read_detection_recipe(options.recipe, given_settings(options, DetectionRecipe))
+    splits = [options[f"{s}_{w}"] for s in ("train", "val") for w in ("json", "images")]
+    named = [place for place in splits if place]
+    if bool(options.data) == bool(named) or (named and len(named) < len(splits)):
+        raise RbdcError(
+            "the data is not said in one way",
+            "Give --data DIR, or all of --train-json, --train-images, --val-json, --val-images.",
+        )
+    how = {
+        "model": options.model,
+        "arguments": keyword_arguments(options.model_kwargs) or None,
+        "use_ema": not options.no_ema,
+    }
+    return prepare_transfer(
+        [find_backbone(place, **how) for place in places],
+        open_splits(options.data) if options.data else open_splits(*splits),
+        recipe,
+        seed=options.seed,
+        seeds=options.seeds,
+    )
+
+
+def _introduce(prepared: Any, shop: Any, name: str, output: Path, console: Any) -> None:
+    from rbdc.report.units import readable_flops
+
+    recipe, splits = prepared.recipe, prepared.splits
+    say = lambda text: console.print(text, highlight=False, soft_wrap=True)  # noqa: E731
+    for title, split in (("train", splits.train), ("val", splits.val)):
+        dropped = ", ".join(f"{count} x {why}" for why, count in split.dropped.items())
+        say(
+            f"{title}: {len(split.pictures):,} images, {split.objects:,} objects of "
+            f"{len(split.class_names)} classes" + (f"; dropped: {dropped}" if dropped else "")
+        )
+    seen: dict[str, Any] = {}
+    for node in prepared.nodes():
+        seen.setdefault(node.job.backbone.name, node.job)
+    for backbone, job in seen.items():
+        cost = shop.cost(job)
+        say(
+            f"{backbone}: {job.backbone.spec}, with the heads {cost.total_parameters / 1e6:.1f} M "
+            f"parameters, {readable_flops(cost.total_flops)} an image of "
+            f"{cost.height} x {cost.width}"
+        )
+    say(
+        f"recipe {name}: {recipe.opt}, learning rate {recipe.lr:.3g} at a batch of "
+        f"{recipe.batch_size}, {recipe.epochs:g} epochs, short side {recipe.min_size} px\n"
+        f"output {output}\n"
+    )

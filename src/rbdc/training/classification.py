@@ -1,0 +1,192 @@
+"""Learn to classify: a task, its data and its weights, as work for the loop."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rbdc.coupling import block_sizes, set_class_names
+from rbdc.data import Batch, DataSet, EvaluationBatches, TrainingBatches, derive_seed
+from rbdc.models import build, build_empty, export, halves_layout
+from rbdc.models.templates import folded, use_templates
+from rbdc.recipes import Machine
+from rbdc.training.evaluation import evaluate
+from rbdc.training.loop import run_training
+from rbdc.training.machine import torch_device
+from rbdc.training.objective import Objective
+from rbdc.training.optimizer import make_optimizer, make_schedule
+from rbdc.training.progress import Observer, Trained
+from rbdc.training.state import Moments, State
+from rbdc.training.task import Task, describe_images, image_format
+from rbdc.training.work import Work
+from rbdc.training.world import World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """What a training begins with."""
+
+    model: nn.Module
+    optimizer: Moments | None = None
+    """The optimizer's state, where it is carried over from the parents."""
+
+
+def initial_weights(task: Task) -> Start:
+    """A leaf: the architecture's own initialisation, drawn from the task's seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(task.seed, "weights"))
+        return Start(model=_templated(build(task.model), task))
+
+
+def _templated(model: nn.Module, task: Task) -> nn.Module:
+    return use_templates(model, task.templates) if task.templates else model
+
+
+def train(
+    task: Task,
+    data: DataSet,
+    folder: Path,
+    *,
+    start: Callable[[], Start],
+    machine: Machine,
+    world: World,
+    teacher: nn.Module | None = None,
+    blocks: int = 1,
+    flops_per_image: float = 0.0,
+    flops_before: float = 0.0,
+    observe: Observer = lambda _progress: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Trained:
+    """Train `task` in `folder`, as `run_training` does. `start` gives the initial weights, if there
+    is no checkpoint. Weights are looked at in `blocks` x `blocks` blocks, now and then."""
+    work = Classification(task, data, start, machine, world, teacher, blocks)
+    return run_training(
+        work,
+        folder,
+        machine=machine,
+        world=world,
+        flops_per_image=flops_per_image,
+        flops_before=flops_before,
+        observe=observe,
+        stopped=stopped,
+    )
+
+
+def classifier_state(
+    task: Task,
+    start: Start | None,
+    steps_per_epoch: int,
+    *,
+    device: torch.device,
+    machine: Machine,
+    world: World,
+    teacher: nn.Module | None = None,
+) -> State:
+    """A classifier in training. Without a start, its weights are whatever memory held."""
+    objective = Objective(task.recipe, teacher.to(device).eval() if teacher else None)
+    model = start.model if start else _templated(build_empty(task.model), task)
+    objective.prepare(model)
+
+    def loss(forward: Callable[[Tensor], Any], batch: Batch) -> Tensor:
+        images = batch.images
+        if machine.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return objective(forward(images), images, batch.targets)
+
+    return State(
+        model,
+        task.recipe,
+        seed=task.seed,
+        loss=loss,
+        make_optimizer=lambda model: make_optimizer(model, task.recipe),
+        make_schedule=partial(make_schedule, task=task, steps_per_epoch=steps_per_epoch),
+        device=device,
+        machine=machine,
+        world=world,
+        moments=start.optimizer if start else None,
+    )
+
+
+class Classification(Work):
+    """Train a task's model to tell the data's classes apart."""
+
+    judged = "top1"
+
+    def __init__(
+        self,
+        task: Task,
+        data: DataSet,
+        start: Callable[[], Start],
+        machine: Machine,
+        world: World,
+        teacher: nn.Module | None,
+        blocks: int,
+    ) -> None:
+        self.task, self.data, self.start, self.machine = task, data, start, machine
+        self.world, self.teacher = world, teacher
+        self.name, self.recipe, self.epochs = str(task.model), task.recipe, task.epochs
+        self.device = torch_device(machine, world.local_rank)
+        self.image = image_format(task.model, task.recipe, data)
+        micro = task.recipe.grad_accum_steps
+        self.training = TrainingBatches(
+            data,
+            task.recipe,
+            self.image,
+            seed=task.seed,
+            batch_size=task.recipe.batch_size,
+            shares=(world.size * micro, range(world.rank * micro, (world.rank + 1) * micro)),
+            device=self.device,
+            workers=machine.workers,
+        )
+        self.test = EvaluationBatches(
+            data,
+            self.image,
+            batch_size=max(256, task.recipe.batch_size // world.size),
+            part=(world.size, world.rank),
+            device=self.device,
+            workers=machine.workers,
+        )
+        self.steps_per_epoch = self.training.steps_per_epoch
+        self.steps = task.steps(self.steps_per_epoch)
+        self.layout = halves_layout(task.model) if blocks > 1 and not task.templates else None
+        self.blocks_a_side = blocks
+
+    def to_json(self) -> dict[str, Any]:
+        return self.task.to_json()
+
+    def state(self, *, fresh: bool) -> State:
+        state = classifier_state(
+            self.task,
+            self.start() if fresh else None,
+            self.steps_per_epoch,
+            device=self.device,
+            machine=self.machine,
+            world=self.world,
+            teacher=self.teacher,
+        )
+        for model in state.models():
+            describe_images(model, self.image)
+            set_class_names(model, self.data.class_names)
+        return state
+
+    def batches(self, start: int, stop: int) -> Iterator[Sequence[Batch]]:
+        return self.training.from_step(start, stop)
+
+    def image_name(self, index: int) -> str:
+        return self.data.train.name(index)
+
+    def evaluate(self, model: nn.Module, autocast: AbstractContextManager[Any]) -> dict[str, float]:
+        return evaluate(model, self.test, self.world, autocast).to_json()
+
+    def keep(self, model: nn.Module, folder: Path) -> None:
+        export(folded(model), folder, force=True)
+
+    def blocks(self, model: nn.Module) -> Mapping[str, Sequence[Sequence[float]]] | None:
+        if self.layout is None:
+            return None
+        return block_sizes(model.state_dict(), self.layout, self.blocks_a_side)

@@ -1,0 +1,109 @@
+"""Batches of a detector: a function of (seed, epoch, step), as a classifier's are."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from rbdc.data.batches import epoch_order
+from rbdc.data.loader import read_batches
+from rbdc.errors import DataError
+from rbdc.transfer.samples import DetectionSamples, Sample, Target
+
+Token = tuple[int, int]  # epoch, image
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DetectionBatch:
+    """Images differ in size, so they stay a list until the detector pads them."""
+
+    images: list[Tensor]
+    targets: list[Target]
+    indices: Tensor
+    """Which images these are."""
+
+
+class DetectionBatches:
+    """A data set as batches. Each process has its share of every training batch, cut into parts for
+    accumulation, and every so-manieth image in evaluation."""
+
+    def __init__(
+        self,
+        samples: DetectionSamples,
+        *,
+        batch_size: int,
+        device: torch.device,
+        workers: int = 0,
+        part: tuple[int, int] = (1, 0),
+        micro: int = 1,
+    ) -> None:
+        self.samples, self.batch_size, self.device = samples, batch_size, device
+        self.workers, self.part, self.micro = workers, part, micro
+        self.steps_per_epoch = len(samples) // batch_size
+        check_shares(len(samples), batch_size, part[0] * micro)
+
+    def from_step(self, start: int, stop: int) -> Iterator[list[DetectionBatch]]:
+        """My shares of the training batches of steps `start` to `stop` (without it)."""
+        read = self._read(lambda: self._shares(start, stop))
+        for _ in range(start, stop):
+            yield [next(read) for _ in range(self.micro)]
+
+    def once(self) -> Iterator[DetectionBatch]:
+        """My part of all images, one at a time: each is then seen in its own size, unpadded."""
+        size, rank = self.part
+        mine = range(rank, len(self.samples), size)
+        yield from self._read(lambda: ([(0, image)] for image in mine))
+
+    def _shares(self, start: int, stop: int) -> Iterator[list[Token]]:
+        size, rank = self.part
+        share = self.batch_size // (size * self.micro)
+        order, known = torch.empty(0), -1
+        for step in range(start, stop):
+            epoch, within = divmod(step, self.steps_per_epoch)
+            if epoch != known:
+                order, known = epoch_order(len(self.samples), self.samples.seed, epoch, 1), epoch
+            batch = order[within * self.batch_size : (within + 1) * self.batch_size].tolist()
+            for number in range(rank * self.micro, (rank + 1) * self.micro):
+                yield [(epoch, image) for image in batch[number * share : (number + 1) * share]]
+
+    def _read(self, tokens: Callable[[], Iterator[list[Token]]]) -> Iterator[DetectionBatch]:
+        for samples, indices in read_batches(_Whole(self.samples), tokens, self.workers):
+            yield DetectionBatch(
+                images=[image.to(self.device, non_blocking=True) for image, _ in samples],
+                targets=[
+                    {name: value.to(self.device, non_blocking=True) for name, value in t.items()}
+                    for _, t in samples
+                ],
+                indices=torch.tensor(indices),
+            )
+
+
+class _Whole(Dataset[Any]):
+    """Samples a batch at a time, as the loader's workers read them."""
+
+    def __init__(self, samples: DetectionSamples) -> None:
+        self.samples = samples
+
+    def __getitems__(self, tokens: list[Token]) -> tuple[list[Sample], list[int]] | DataError:
+        try:
+            return [self.samples[token] for token in tokens], [image for _, image in tokens]
+        except DataError as error:
+            return error
+
+
+def check_shares(images: int, batch_size: int, shares: int) -> None:
+    """Refuse a batch that there are no images for, or that cannot be cut."""
+    if batch_size > images:
+        raise DataError(
+            f"the batch size is {batch_size}, and there are {images} training images",
+            "Choose a batch size between 1 and the number of images.",
+        )
+    if batch_size % shares:
+        raise DataError(
+            f"the batch size {batch_size} cannot be cut into {shares} equal shares "
+            "(processes x accumulation)",
+            f"Choose a multiple of {shares}.",
+        )

@@ -1,0 +1,175 @@
+"""From backbones and data to detectors side by side, and to their result."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from rbdc.data import derive_seed
+from rbdc.disk import write_json
+from rbdc.errors import RunError
+from rbdc.recipes import Machine
+from rbdc.recipes.detection import DetectionRecipe
+from rbdc.training import World
+from rbdc.transfer.coco import open_coco, read_coco
+from rbdc.transfer.detection import Splits
+from rbdc.transfer.jobs import Backbone, DetectJob
+from rbdc.transfer.workshop import DetectionWorkshop
+from rbdc.tree.engine import Engine, Watcher
+from rbdc.tree.nodes import Node
+from rbdc.tree.places import JOBS, RESULT
+from rbdc.tree.run import check_run, run_nodes
+from rbdc.tree.store import Store, folder_name
+
+
+def open_splits(data: str | Path, *others: str | Path) -> Splits:
+    """A folder in COCO's layout; or the training images' JSON and folder, then validation's."""
+    if not others:
+        train, val = open_coco(data)
+        return Splits(train=train, val=val)
+    images, val_annotations, val_images = others
+    return Splits(train=read_coco(data, images), val=read_coco(val_annotations, val_images))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedTransfer:
+    """Detectors that are ready to be trained, each backbone's from the same seeds."""
+
+    backbones: tuple[Backbone, ...]
+    recipe: DetectionRecipe
+    splits: Splits
+    seeds: tuple[int, ...]
+
+    def nodes(self) -> list[Node]:
+        """Seed by seed, so that all backbones can be compared as soon as one is through."""
+        alone = len(self.seeds) == 1
+        return [
+            Node(
+                name=backbone.name if alone else f"{backbone.name}, seed {number}",
+                level=0,
+                job=DetectJob(
+                    backbone=backbone,
+                    recipe=self.recipe,
+                    seed=derive_seed(seed, "detector"),
+                    data=self.splits.fingerprints,
+                    class_names=self.splits.class_names,
+                ),
+            )
+            for number, seed in enumerate(self.seeds)
+            for backbone in self.backbones
+        ]
+
+    def check(
+        self,
+        output: Path,
+        *,
+        machine: Machine,
+        jobs: int | None = None,
+        world: World | None = None,
+    ) -> None:
+        """Refuse what cannot work; `run` does this first. Nothing is written."""
+        check_run(self.nodes(), self.shop(output, machine, world), output, jobs)
+
+    def run(
+        self,
+        output: Path,
+        *,
+        machine: Machine,
+        watch: Watcher,
+        jobs: int | None = None,
+        engine: Engine | None = None,
+        world: World | None = None,
+    ) -> dict[str, Any]:
+        """Train what is not trained yet in `output`; the result of all."""
+        shop = self.shop(output, machine, world)
+        return run_nodes(
+            self.nodes(),
+            shop,
+            output,
+            request=self.record(),
+            watch=watch,
+            finish=lambda: self._finish(output, shop),
+            jobs=jobs,
+            engine=engine,
+        )
+
+    def shop(self, output: Path, machine: Machine, world: World | None) -> DetectionWorkshop:
+        return DetectionWorkshop(
+            store=Store(output / JOBS),
+            machine=machine,
+            world=world or World(),
+            splits=self.splits,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """What must be equal when a folder is used again; backbones and seeds may be added."""
+        data = {
+            name: {key: value for key, value in split.items() if key != "annotations"}
+            for name, split in self.splits.to_json().items()
+        }
+        content = {"transfer": {"recipe": self.recipe.to_json(), "data_set": data}}
+        return dict(json.loads(json.dumps(content)))
+
+    def _finish(self, output: Path, shop: DetectionWorkshop) -> dict[str, Any]:
+        result = self.result(shop)
+        write_json(output / RESULT, result)
+        return result
+
+    def result(self, shop: DetectionWorkshop) -> dict[str, Any]:
+        """Each backbone's detectors and their means; what is not finished is not there."""
+        rows: dict[str, dict[str, Any]] = {}
+        for node in self.nodes():
+            job = node.job
+            assert isinstance(job, DetectJob)
+            backbone = job.backbone
+            row = rows.setdefault(
+                backbone.name,
+                {
+                    "backbone": backbone.name,
+                    "model": backbone.spec.to_json(),
+                    "sha256": backbone.sha256,
+                    "cost": shop.cost(job).to_json(),
+                    "trained": [],
+                },
+            )
+            if found := shop.store.result(job):
+                row["trained"].append({**found, "folder": f"{JOBS}/{folder_name(job)}"})
+        for row in rows.values():
+            row["mean"] = mean_scores([trained["scores"] for trained in row["trained"]])
+        return {"kind": "transfer", "rows": list(rows.values()), "seeds": list(self.seeds)}
+
+
+def mean_scores(all_scores: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """The means of pycocotools' numbers over seeds, of boxes and of masks."""
+    means: dict[str, dict[str, float | None]] = {}
+    for part in ("boxes", "masks"):
+        names = [name for name in all_scores[0][part] if name != "by_class"] if all_scores else []
+        means[part] = {}
+        for name in names:
+            values = [scores[part][name] for scores in all_scores]
+            known = [value for value in values if value is not None]
+            means[part][name] = mean(known) if known else None
+    return means
+
+
+def prepare_transfer(
+    backbones: Sequence[Backbone],
+    splits: Splits,
+    recipe: DetectionRecipe,
+    *,
+    seed: int = 0,
+    seeds: int = 1,
+) -> PreparedTransfer:
+    """Detectors for each backbone, from `seeds` seeds each."""
+    if seeds < 1:
+        raise RunError(f"seeds is {seeds}, expected 1 or more", "1 trains a backbone once.")
+    if len({backbone.name for backbone in backbones}) < len(backbones):
+        raise RunError("a backbone is named twice", "Name each once; seeds repeat a training.")
+    return PreparedTransfer(
+        backbones=tuple(backbones),
+        recipe=recipe,
+        splits=splits,
+        seeds=tuple(range(seed, seed + seeds)),
+    )
