@@ -1,9 +1,10 @@
 """From backbones and data to detectors side by side, and to their result."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 from statistics import mean
 from typing import Any
 
@@ -15,7 +16,7 @@ from rbdc.recipes.detection import DetectionRecipe
 from rbdc.training import World
 from rbdc.transfer.coco import open_coco, read_coco
 from rbdc.transfer.detection import Splits
-from rbdc.transfer.jobs import Backbone, DetectJob
+from rbdc.transfer.jobs import SCRATCH, Backbone, DetectJob
 from rbdc.transfer.workshop import DetectionWorkshop
 from rbdc.tree.engine import Engine, Watcher
 from rbdc.tree.nodes import Node
@@ -154,6 +155,17 @@ def mean_scores(all_scores: Sequence[dict[str, Any]]) -> dict[str, dict[str, flo
     return means
 
 
+def _briefly_named(backbones: Sequence[Backbone]) -> tuple[Backbone, ...]:
+    """By the ends of their paths, where these differ."""
+    ends = [
+        (SCRATCH if not backbone.sha256 else "") + PurePath(backbone.name).name
+        for backbone in backbones
+    ]
+    if len(set(ends)) < len(ends):
+        return tuple(backbones)
+    return tuple(replace(b, name=end) for b, end in zip(backbones, ends, strict=True))
+
+
 def prepare_transfer(
     backbones: Sequence[Backbone],
     splits: Splits,
@@ -165,10 +177,15 @@ def prepare_transfer(
     """Detectors for each backbone, from `seeds` seeds each."""
     if seeds < 1:
         raise RunError(f"seeds is {seeds}, expected 1 or more", "1 trains a backbone once.")
-    if len({backbone.name for backbone in backbones}) < len(backbones):
-        raise RunError("a backbone is named twice", "Name each once; seeds repeat a training.")
+    same = Counter((backbone.sha256, backbone.spec) for backbone in backbones)
+    for backbone in backbones:
+        if same[backbone.sha256, backbone.spec] > 1:
+            raise RunError(
+                f"{backbone.name} and another backbone have the same weights",
+                "Name each once; --seeds repeats a training.",
+            )
     return PreparedTransfer(
-        backbones=tuple(backbones),
+        backbones=_briefly_named(backbones),
         recipe=recipe,
         splits=splits,
         seeds=tuple(range(seed, seed + seeds)),
