@@ -1,6 +1,8 @@
 """Detectors trained by the loop that trains classifiers, from the command to the result."""
 
 import json
+import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from tests.support import QUICK
 from tests.training.test_resume import assert_equal, stop_after
 from tests.transfer.scenes import classifier, resnet, write_scenes
 
+VOC = Path(__file__).parents[3] / "shared" / "data" / "voc2012-mini.tar"
 TINY: dict[str, Any] = {
     "epochs": 3.0, "batch_size": 2, "min_size": 32, "max_size": 64, "channels": 8, "regions": 8,
     "proposals": 20, "warmup_steps": 1, "lr": 1e-3,
@@ -40,6 +43,17 @@ def recipe(**settings: Any) -> DetectionRecipe:
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_scenes(tmp_path_factory.mktemp("scenes"))
+
+
+@pytest.fixture(scope="module")
+def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """600 and 200 real images."""
+    if not VOC.exists():
+        pytest.skip("no shared data here")
+    folder = tmp_path_factory.mktemp("voc")
+    with tarfile.open(VOC) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "voc2012-mini"
 
 
 @pytest.fixture(scope="module")
@@ -235,3 +249,29 @@ def test_mistakes_are_said_before_anything_is_trained(
 
 def test_the_papers_recipe_is_the_default() -> None:
     assert read_detection_recipe("paper", {}) == DetectionRecipe()
+
+
+def test_four_real_images_are_learned_by_heart(tmp_path: Path, voc: Path) -> None:
+    content = json.loads((voc / "annotations" / "instances_train.json").read_text())
+    objects = Counter(entry["image_id"] for entry in content["annotations"])
+    chosen = [image for image in content["images"] if objects[image["id"]] in (1, 2, 3)][:4]
+    ids = {image["id"] for image in chosen}
+    few = [entry for entry in content["annotations"] if entry["image_id"] in ids]
+    annotations = tmp_path / "four.json"
+    annotations.write_text(json.dumps({**content, "images": chosen, "annotations": few}))
+    job = Detection(
+        rbdc.build("resnet18d", channels=[16, 32, 64, 128], stem_width=8, num_classes=10),
+        open_splits(annotations, voc / "train", annotations, voc / "train"),
+        DetectionRecipe(
+            epochs=80, batch_size=4, min_size=128, max_size=192, channels=32, regions=64,
+            proposals=100, lr=3e-3, weight_decay=0.0, warmup_steps=20, frozen_norms=False, flip=0.0,
+            eval_epochs=80,
+        ),
+        seed=0,
+        identity={},
+        name="four",
+        machine=QUICK,
+        world=World(),
+    )  # fmt: skip
+    done = trained(job, tmp_path / "run")
+    assert done.history[-1]["mask_map"] > 0.5 and done.history[-1]["box_map"] > 0.5
