@@ -176,6 +176,8 @@ class EvaluationBatches:
         parts, mine = part
         indices = list(range(mine, len(data.test), parts))
         self.batches = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
+        most = -(-len(data.test) // parts)
+        self.idle = -(-most // batch_size) - len(self.batches)  # batches that others have more
         self.workers = workers
 
     def __iter__(self) -> Iterator[Batch]:

@@ -1,7 +1,7 @@
 """On what a training runs. Nothing here is part of what is trained."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rbdc.recipes.recipe import check_range, settle_types
 
@@ -20,6 +20,8 @@ class Machine:
     """keep images and convolutions with channels last in memory, which most devices like better"""
     deterministic: bool = True
     """on a GPU, use kernels that always give the same bits: what going on bitwise needs"""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """several processes on one model: each has all its weights, or only a part (FSDP2)"""
     compile: bool = False
     """torch.compile the model"""
     checkpoint_minutes: float = 10.0

@@ -154,7 +154,7 @@ class Classification(Work):
         self.steps_per_epoch = self.training.steps_per_epoch
         self.steps = task.steps(self.steps_per_epoch)
         self.layout = halves_layout(task.model) if blocks > 1 and not task.templates else None
-        self.blocks_a_side = blocks
+        self.blocks_a_side, self.has_blocks = blocks, self.layout is not None
 
     def to_json(self) -> dict[str, Any]:
         return self.task.to_json()
@@ -181,12 +181,11 @@ class Classification(Work):
         return self.data.train.name(index)
 
     def evaluate(self, model: nn.Module, autocast: AbstractContextManager[Any]) -> dict[str, float]:
-        return evaluate(model, self.test, self.world, autocast).to_json()
+        return evaluate(model, self.test, self.world, autocast, idle=self.test.idle).to_json()
 
     def keep(self, model: nn.Module, folder: Path) -> None:
         export(folded(model), folder, force=True)
 
-    def blocks(self, model: nn.Module) -> Mapping[str, Sequence[Sequence[float]]] | None:
-        if self.layout is None:
-            return None
-        return block_sizes(model.state_dict(), self.layout, self.blocks_a_side)
+    def blocks(self, weights: Mapping[str, Tensor]) -> Mapping[str, Sequence[Sequence[float]]]:
+        assert self.layout is not None
+        return block_sizes(weights, self.layout, self.blocks_a_side)

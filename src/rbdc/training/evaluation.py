@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from rbdc.coupling import evaluating
 from rbdc.data import Batch
+from rbdc.training.sharding import is_sharded
 from rbdc.training.world import World
 
 
@@ -32,8 +33,14 @@ def evaluate(
     batches: Iterable[Batch],
     world: World,
     autocast: AbstractContextManager[Any],
+    *,
+    idle: int = 0,
 ) -> Scores:
-    """Each process evaluates its part; the sums are everyone's."""
+    """Each process evaluates its part; the sums are everyone's.
+
+    `idle` are the batches that others have more than this process. Where the model's weights are
+    spread over processes, all must compute together, and this one does so for nothing.
+    """
     count, top1, top5, loss = 0, 0, 0, 0.0
     with evaluating(model):
         for batch in batches:
@@ -45,5 +52,7 @@ def evaluate(
             top5 += int(best.any(dim=1).sum())
             loss += float(cross_entropy(logits, batch.targets, reduction="sum"))
             count += len(batch.targets)
+        for _ in range(idle if is_sharded(model) else 0):
+            model(batch.images)
     count_, top1_, top5_, loss_ = world.sum([count, top1, top5, loss])
     return Scores(top1=top1_ / count_, top5=top5_ / count_, loss=loss_ / count_)

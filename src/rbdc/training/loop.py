@@ -20,6 +20,7 @@ from rbdc.training.checkpoint import latest_checkpoint, save_checkpoint
 from rbdc.training.logs import Logs
 from rbdc.training.machine import make_deterministic
 from rbdc.training.progress import Observer, Progress, Trained
+from rbdc.training.sharding import whole
 from rbdc.training.state import part
 from rbdc.training.work import Work
 from rbdc.training.world import World
@@ -228,9 +229,9 @@ class _Session:
         began = time.monotonic()
         if self.logs:
             self.logs.flush()
+        tensors, facts = self.state.saved()
+        best = {f"best/{name}": whole(tensor) for name, tensor in self.best_weights.items()}
         if self.world.is_main:
-            tensors, facts = self.state.saved()
-            tensors |= {f"best/{name}": tensor for name, tensor in self.best_weights.items()}
             facts |= {
                 "task": self.work.to_json(),
                 "history": self.history,
@@ -241,7 +242,7 @@ class _Session:
             save_checkpoint(
                 self.folder / CHECKPOINTS,
                 self.state.step,
-                tensors,
+                tensors | best,
                 facts,
                 keep=self.machine.keep,
             )
@@ -250,12 +251,9 @@ class _Session:
 
     def _keep_best(self) -> None:
         """Write the best model; until now it was in the checkpoints."""
+        best = self.state.plain(self.state.best_model(), self.best_weights)
         if self.world.is_main:
-            model = self.state.best_model()
-            last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-            model.load_state_dict(self.best_weights)
-            self.work.keep(model, self.folder / BEST)
-            model.load_state_dict(last)
+            self.work.keep(best, self.folder / BEST)
 
     def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The same checkpoint for every process: the one the main process finds whole."""
@@ -309,14 +307,17 @@ class _Session:
             )
 
     def _log_blocks(self) -> None:
-        if self.logs and (sizes := self.work.blocks(self.state.model)):
+        if not self.work.has_blocks:
+            return
+        weights = self.state.weights(self.state.model)
+        if self.logs:
             self.logs.blocks(
                 {
                     "step": self.state.step,
                     "epoch": self.state.step / self.steps_per_epoch,
                     "flops": self._flops(),
                 },
-                sizes,
+                self.work.blocks(weights),
             )
 
     def _flops(self) -> float:

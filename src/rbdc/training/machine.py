@@ -47,6 +47,12 @@ def check_machine(machine: Machine, recipe: Optimization, local_rank: int = 0) -
     on_cpu = torch_device(machine, local_rank).type == "cpu"
     if recipe.sync_bn and on_cpu:
         raise RunError("sync-bn needs GPUs: torch has it for no other device", "Leave it out.")
+    if machine.parallel == "fsdp" and (recipe.model_ema or recipe.clip_mode != "norm"):
+        raise RunError(
+            "with weights spread over processes (--parallel fsdp) there is no moving average, and "
+            "gradients are clipped by their norm alone",
+            "Use --parallel ddp, or leave --model-ema and --clip-mode out.",
+        )
     if recipe.amp and on_cpu and not _cpu_survives(recipe.amp_dtype):
         raise RunError(
             f"this CPU ends the process on {recipe.amp_dtype} (it announces instructions it does "

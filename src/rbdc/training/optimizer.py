@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from rbdc.errors import RecipeError, nearest
 from rbdc.recipes import Optimization, Recipe
+from rbdc.training.sharding import as_spread, is_sharded
 from rbdc.training.task import Task
 
 GROUP = "group "  # instead of a parameter's name: state that a whole group of them shares
@@ -21,14 +22,21 @@ GROUP = "group "  # instead of a parameter's name: state that a whole group of t
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     """The recipe's optimizer of a classifier, with weight decay where it belongs."""
-    device = next(model.parameters()).device
-    return timm_optimizer(model, recipe, device, filter_bias_and_bn=recipe.filter_bias_and_bn)
+    return timm_optimizer(
+        model,
+        recipe,
+        next(model.parameters()).device,
+        fused=not is_sharded(model),  # SGD's, for one, does not know weights in parts
+        filter_bias_and_bn=recipe.filter_bias_and_bn,
+    )
 
 
 def timm_optimizer(
     parameters: nn.Module | Sequence[Mapping[str, Any]],
     recipe: Optimization,
     device: torch.device,
+    *,
+    fused: bool = True,
     **options: Any,
 ) -> Optimizer:
     """timm's optimizer of that name, in torch's fused version where there is one."""
@@ -39,7 +47,7 @@ def timm_optimizer(
         )
     known = inspect.signature(get_optimizer_info(recipe.opt).opt_class.__init__).parameters
     if "fused" in known and device.type in ("cpu", "cuda"):
-        options["fused"] = True
+        options["fused"] = fused
     for name, value in (("eps", recipe.opt_eps), ("betas", recipe.opt_betas)):
         if value is not None and name not in known:
             raise RecipeError(f"{recipe.opt} has no {name}", f"Leave opt-{name} out.")
@@ -130,9 +138,11 @@ def restore_optimizer(
         else:
             state["state"].setdefault(order.index(id(parameters[name])), {})[slot] = value
     for group, saved in zip(state["param_groups"], facts["groups"], strict=True):
-        group.update(saved)
+        # how it is computed is this machine's affair
+        group.update({k: v for k, v in saved.items() if k not in ("fused", "foreach")})
     optimizer.load_state_dict(state)
     for parameter, slots in optimizer.state.items():
         for slot, value in slots.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                slots[slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+                spread = as_spread(value, parameter)
+                slots[slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(spread)

@@ -1,5 +1,6 @@
 """What changes while a model trains: weights, their average, the optimizer, the step."""
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 from rbdc.data import derive_seed
 from rbdc.recipes import Machine, Optimization
 from rbdc.training.optimizer import optimizer_state, restore_optimizer
+from rbdc.training.sharding import load_whole, shard, whole
 from rbdc.training.world import World
 
 Moments = tuple[Mapping[str, Tensor], Mapping[str, Any]]
@@ -43,11 +45,15 @@ class State:
         """`loss` is that of a batch, by a function that calls the model (alone, or with others)."""
         self.recipe, self.seed, self.loss = recipe, seed, loss
         self.device, self.world, self.step = device, world, 0
+        self.spread = machine.parallel == "fsdp" and world.size > 1
         self.model = model.to(device)
-        if machine.channels_last:
+        if machine.channels_last and not self.spread:  # which takes no other layout
             self.model = self.model.to(memory_format=torch.channels_last)
         if recipe.sync_bn and world.size > 1:
             self.model = convert_sync_batchnorm(self.model)
+        if self.spread:
+            self.twin = copy.deepcopy(self.model).cpu()  # with the weights whole, to be written
+            self.model = shard(self.model, device, world.size)
         self.ema = (
             ModelEmaV3(self.model, decay=recipe.model_ema_decay, use_warmup=recipe.model_ema_warmup)
             if recipe.model_ema
@@ -63,14 +69,16 @@ class State:
         self.forward: Any = self.model
         if machine.compile:
             self.forward = torch.compile(self.forward)
-        if world.size > 1:
+        if world.size > 1 and not self.spread:
             # Else it would sort gradients anew after the first step of every sitting, and sums of
             # three or more are rounded as they are sorted.
             warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
             self.forward = DistributedDataParallel(self.forward, find_unused_parameters=True)
 
     def models(self) -> list[nn.Module]:
-        return [self.model, *([self.ema.module] if self.ema else [])]
+        """All there are of it."""
+        others = ([self.ema.module] if self.ema else []) + ([self.twin] if self.spread else [])
+        return [self.model, *others]
 
     @property
     def averaged(self) -> nn.Module | None:
@@ -99,8 +107,11 @@ class State:
         self.schedule.step(self.step)
         losses = []
         for number, batch in enumerate(micro):
+            last = number == len(micro) - 1
+            if self.spread:
+                self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
             with ExitStack() as stack:
-                if self.world.size > 1 and number < len(micro) - 1:
+                if self.world.size > 1 and not self.spread and not last:
                     stack.enter_context(self.forward.no_sync())
                 with self.autocast():
                     loss = self.loss(self.forward, batch)
@@ -121,20 +132,35 @@ class State:
     def is_finite(self) -> bool:
         """Whether every weight is a number."""
         norms = torch._foreach_norm([parameter.detach() for parameter in self.model.parameters()])
-        return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+        return bool(torch.stack([whole(norm).float() for norm in norms]).isfinite().all())
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """Whole; where they are spread, every process must ask."""
+        return {name: whole(tensor) for name, tensor in model.state_dict().items()}
+
+    def plain(self, model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """The model as one that is in nobody's parts, with other weights if they are given; every
+        process must ask. It may be the model itself: it is to be used before the next step."""
+        if weights is None and not self.spread:
+            return model
+        twin = self.twin if self.spread else copy.deepcopy(model)
+        given = weights or model.state_dict()
+        twin.load_state_dict({name: whole(tensor) for name, tensor in given.items()})
+        return twin
 
     def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that a later sitting needs: tensors, and facts for JSON."""
+        """Everything that a later sitting needs: tensors, and facts for JSON. Where weights are
+        spread, every process must ask."""
         moments, facts = optimizer_state(self.model, self.optimizer)
-        tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
-        tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
+        tensors = {f"model/{name}": tensor for name, tensor in self.weights(self.model).items()}
+        tensors |= {f"optimizer/{name}": whole(tensor) for name, tensor in moments.items()}
         if self.ema:
             tensors |= {f"ema/{name}": t for name, t in self.ema.module.state_dict().items()}
         return tensors, {"optimizer": facts, "scaler": self.scaler.state_dict()}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         self.step = facts["step"]
-        self.model.load_state_dict(part(tensors, "model/"))
+        load_whole(self.model, part(tensors, "model/"))
         if self.ema:
             self.ema.module.load_state_dict(part(tensors, "ema/"))
         moments = part(tensors, "optimizer/")

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from rbdc.recipes import Optimization
 from rbdc.training.state import State
@@ -51,6 +51,9 @@ class Work(ABC):
     def keep(self, model: nn.Module, folder: Path) -> None:
         """Write the model as users load it."""
 
-    def blocks(self, model: nn.Module) -> Mapping[str, Sequence[Sequence[float]]] | None:  # noqa: ARG002
-        """The sizes of the blocks of its weights, where it has any to look at."""
-        return None
+    has_blocks: bool = False
+    """Whether its weights are looked at block by block, now and then."""
+
+    def blocks(self, weights: Mapping[str, Tensor]) -> Mapping[str, Sequence[Sequence[float]]]:
+        """The sizes of the blocks of each weight."""
+        raise NotImplementedError

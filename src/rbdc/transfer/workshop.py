@@ -8,6 +8,7 @@ from typing import Any
 
 from rbdc.budget import training_flops
 from rbdc.disk import write_json
+from rbdc.errors import RunError
 from rbdc.models import ModelSpec, build_empty
 from rbdc.recipes.detection import DetectionRecipe
 from rbdc.training import Observer, Trained
@@ -95,6 +96,11 @@ class DetectionWorkshop(Workshop):
         return training_flops(self.cost(job).total_flops, 1, 1)
 
     def check(self, jobs: Sequence[Job]) -> None:
+        if self.machine.parallel == "fsdp":
+            raise RunError(
+                "a detector's processes each need all its weights: what they compute differs",
+                "Use --parallel ddp.",
+            )
         for job in jobs:
             assert isinstance(job, DetectJob)
             recipe, world = job.recipe, self.world

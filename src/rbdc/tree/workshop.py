@@ -144,8 +144,7 @@ def _train(
         stopped=stopped,
     )
     result = _result(shop, trained, per_image)
-    if shop.world.is_main:
-        _keep(job, folder, trained, result)
+    _keep(job, folder, trained, result, shop.world.is_main)
     return result
 
 
@@ -182,17 +181,22 @@ def _result(shop: TreeWorkshop, trained: Trained, per_image: float) -> dict[str,
     }
 
 
-def _keep(job: TrainJob, folder: Path, trained: Trained, result: dict[str, Any]) -> None:
-    """The trained model; its average; what the method that widens it needs."""
-    record = {"job": {"key": job.key, **job.content()}, "result": result}
-    export(folded(trained.state.model), folder / MODEL, record=record, force=True)
-    if trained.state.averaged is not None:
-        export(folded(trained.state.averaged), folder / AVERAGE, record=record, force=True)
+def _keep(
+    job: TrainJob, folder: Path, trained: Trained, result: dict[str, Any], writes: bool
+) -> None:
+    """The trained model; its average; what the method that widens it needs. Every process takes
+    part, because each may have a part of the weights, and one writes."""
+    record, state = {"job": {"key": job.key, **job.content()}, "result": result}, trained.state
+    for place, model in ((MODEL, state.model), (AVERAGE, state.averaged)):
+        plain = state.plain(model) if model is not None else None
+        if plain is not None and writes:
+            export(folded(plain), folder / place, record=record, force=True)
     if job.keeps:
-        tensors, facts = trained.state.saved()
+        tensors, facts = state.saved()
         kept = {"optimizer": ("optimizer/", facts["optimizer"]), "templates": ("model/", {})}
         prefix, others = kept[job.keeps]
-        write_state(folder / KEPT, part(tensors, prefix), others)
+        if writes:
+            write_state(folder / KEPT, part(tensors, prefix), others)
 
 
 def _start(job: TrainJob, shop: TreeWorkshop) -> Start:
