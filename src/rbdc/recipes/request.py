@@ -54,8 +54,8 @@ class Request:
     """of epochs"""
     seed: int = 0
     """of everything random; a model's own follows from its place in the tree"""
-    transition: tuple[Literal["restart", "carry"], ...] = ("restart",)
-    """at a coupling: the paper's restart, or carry the optimizer over; one, or one a level from
+    transition: tuple[Literal["restart", "carry"], ...] = ("carry",)
+    """at a coupling: carry the optimizer over, or the paper's restart; one, or one a level from
     the leaves up"""
     carry_warmup_epochs: float = 1.0
     """warm-up after a coupling that carries"""
