@@ -8,7 +8,7 @@ JOBS ?= 2
 .DEFAULT_GOAL := test
 
 test: $(VENV)/.dev lint        ## set up, lint, type-check, test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup
 
 demo: $(VENV)/.ready           ## set up, then train a small tree beside standard training
 	$(BIN)/rbdc train --recipe demo --output runs/demo

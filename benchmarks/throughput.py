@@ -217,7 +217,7 @@ PARTS: list[tuple[str, Any, list[str]]] = [
     ("trainings set up", loop._Session, ["__init__"]),
     ("trainings set up", classification.Classification, ["__init__"]),
     ("coupled and proved", workshop, ["_grow"]),
-    ("run checked, begun, finished", run, ["check_run", "_begin"]),
+    ("run checked, begun, finished", run, ["check_run", "begin_run"]),
     ("run checked, begun, finished", tree_prepare, ["_finish"]),
 ]
 

@@ -19,7 +19,16 @@ from sphinx.application import Sphinx
 
 import rbdc
 from rbdc.cli import make_parser
-from rbdc.recipes import Cluster, Machine, Recipe, Request, field_help, shipped_recipes
+from rbdc.recipes import (
+    Cluster,
+    Machine,
+    Optimization,
+    Recipe,
+    Request,
+    field_help,
+    shipped_recipes,
+)
+from rbdc.recipes.detection import DetectionRecipe
 from rbdc.recipes.recipe import Augmentation, describe_type
 
 HEAD = ("setting", "type", "default", "meaning")
@@ -27,6 +36,8 @@ SETTINGS: dict[type, str] = {
     Request: "What to train",
     Augmentation: "What happens to an image",
     Recipe: "How a model is trained",
+    Optimization: "How weights are updated",
+    DetectionRecipe: "How a detector is trained",
     Machine: "On what it runs",
     Cluster: "On a cluster",
 }

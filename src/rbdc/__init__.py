@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rbdc.errors import RbdcError
     from rbdc.experiments.compare import Asked, compare
     from rbdc.models import ModelSpec, build, export, load, spec_of
-    from rbdc.recipes import Machine, Recipe, Request
+    from rbdc.recipes import Cluster, Machine, Recipe, Request
     from rbdc.tree.prepare import Prepared, prepare, train
 
 __version__ = "0.1.0"
@@ -32,6 +32,7 @@ _HOME = {
     "spec_of": "models",
     "DataSet": "data",
     "open_data": "data",
+    "Cluster": "recipes",
     "Machine": "recipes",
     "Recipe": "recipes",
     "Request": "recipes",
@@ -43,6 +44,7 @@ _HOME = {
 }
 __all__ = [
     "Asked",
+    "Cluster",
     "CouplingProof",
     "DataSet",
     "Machine",

@@ -42,12 +42,12 @@ def status_command(options: Namespace) -> None:
 
 def report_parser() -> Parser:
     parser = Parser(
-        description="Runs and comparisons as one self-contained page: the tree, the budget, "
-        "learning curves, tables, weights, and how to repeat it.",
+        description="Runs, comparisons and transfers as one self-contained page: the tree, the "
+        "budget, learning curves, tables, weights, pictures, and how to repeat it.",
         epilog="rbdc report runs/demo",
     )
     add = parser.add_argument
-    add("runs", type=Path, nargs="+", help="folders of runs or of comparisons")
+    add("runs", type=Path, nargs="+", help="folders of runs, comparisons or transfers")
     add("--output", type=Path, help="the page; by default report.html in the first run's folder")
     add("--figures", type=Path, help="folder for figures as PNG, SVG and PDF files")
     add("--serve", action="store_true",

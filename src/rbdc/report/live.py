@@ -114,7 +114,8 @@ class LiveRun:
 
 def _scores(result: Mapping[str, Any]) -> str:
     known = {"top1": "top-1", "box_map": "box mAP", "mask_map": "mask mAP"}
-    return ", ".join(f"{known[name]} {result[name]:.2%}" for name in known if name in result)
+    scores = {name: result.get(name) for name in known}
+    return ", ".join(f"{known[name]} {x:.2%}" for name, x in scores.items() if x is not None)
 
 
 def _outcome(result: Mapping[str, Any]) -> str:

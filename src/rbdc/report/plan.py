@@ -11,6 +11,9 @@ from rbdc.budget import Plan, Stage
 from rbdc.models import scaled_widths
 from rbdc.report.units import readable_flops, scaled
 
+LEVEL_COLOURS = ("#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#F0E442", "#0072B2", "#D55E00")
+"""Okabe and Ito's, which the colour-blind tell apart; the target's first."""
+
 
 def plan_table(plan: Plan) -> RenderableType:
     """The tree, target first, with what each level costs; it is trained from the bottom up."""
@@ -42,10 +45,9 @@ def save_plan_plot(plan: Plan, path: Path) -> None:
     axes.barh(1, 1, color="0.8", edgecolor="white")
     axes.text(0.5, 1, f"{_epochs(plan.baseline_epochs)} epochs", ha="center", va="center")
     left = 0.0
-    colours = ["#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#F0E442", "#0072B2"]
     for stage in plan.stages:
         part = stage.share * plan.normalized_flops
-        colour = colours[stage.level % len(colours)]
+        colour = LEVEL_COLOURS[stage.level % len(LEVEL_COLOURS)]
         label = f"{stage.models} × width {stage.width:g}, {_epochs(stage.epochs)} epochs each"
         axes.barh(0, part, left=left, color=colour, edgecolor="white", label=label)
         if part > 0.05 * max(1, plan.normalized_flops):

@@ -15,6 +15,7 @@ from rbdc.transfer.detector import (
     build_detector,
     detector_cost,
 )
+from rbdc.transfer.folder import load_detector
 from rbdc.transfer.groups import ParameterGroup, parameter_groups
 from rbdc.transfer.pictures import draw_sheet
 from rbdc.transfer.pyramid import SimpleFPN
@@ -49,6 +50,7 @@ __all__ = [
     "detector_cost",
     "draw_sheet",
     "global_blocks",
+    "load_detector",
     "open_classifier",
     "open_coco",
     "parameter_groups",

@@ -1,5 +1,6 @@
 """One run at a time in a folder, and who it is."""
 
+import errno
 import fcntl
 import json
 import os
@@ -15,17 +16,29 @@ from rbdc.tree.places import LOCK
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; if someone else does, name them. A process that dies, however it
-    dies, holds it no more."""
+def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold the folder's lock; if someone else does, on whatever machine that shares the folder,
+    name them. A process that dies, however it dies, holds it no more.
+
+    A shared lock is held by any number at a time, but not beside one that is not; it has no name.
+    """
     with (folder / LOCK).open("a+") as file:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not inherited by forked workers
-        except OSError:
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.lockf(file, kind | fcntl.LOCK_NB)  # not inherited by forked workers
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):  # a network disk without locks
+                raise RunError(
+                    f"{folder} cannot be locked: {error.strerror}",
+                    "Choose a folder on a file system with locks (NFS 4, or Lustre with flock).",
+                ) from None
             raise RunError(
                 f"{folder} is in use by another run: {_describe(file.name)}",
                 "Wait for it or stop it, or choose another folder.",
             ) from None
+        if shared:
+            yield
+            return
         file.truncate(0)
         since = datetime.now(UTC).isoformat(timespec="seconds")
         file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}))

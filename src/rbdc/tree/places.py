@@ -11,6 +11,7 @@ RUN/
       result.json       what came out; it is there when, and only when, the job is finished
       failed.json       why it could not be finished
       progress.json     how far it is
+      lease             on a cluster: which attempt at the job may write here
       model/            the trained model, as timm loads it; ema/ and best/ likewise
       start/            of a coupling: what the wide model starts with
       kept/             for the coupling: the optimizer's state, where it is carried over
@@ -21,4 +22,4 @@ RUN/
 RUN, RESULT, LOCK, JOBS = "run.json", "result.json", "run.lock", "jobs"
 JOB, FAILED, PROGRESS = "job.json", "failed.json", "progress.json"
 MODEL, AVERAGE, START, KEPT = "model", "ema", "start", "kept"
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, LEASE = "checkpoints", "lease"

@@ -18,6 +18,7 @@ from rbdc.tree.jobs import TrainJob
 from rbdc.tree.nodes import Tree, grow_tree
 from rbdc.tree.places import AVERAGE, JOBS, MODEL, RESULT
 from rbdc.tree.run import check_run, run_nodes
+from rbdc.tree.single import run_one
 from rbdc.tree.store import Store
 from rbdc.tree.workshop import TreeWorkshop
 
@@ -99,6 +100,28 @@ class Prepared:
             jobs=jobs,
             cluster=cluster,
             engine=engine,
+        )
+
+    def run_one(
+        self,
+        node: str,
+        output: str | Path,
+        *,
+        machine: Machine,
+        watch: Watcher,
+        world: World | None = None,
+    ) -> dict[str, Any] | None:
+        """Train one model of the tree alone; the result of the whole run if it was the last."""
+        output = Path(output)
+        shop = self._shop(output, machine, world)
+        return run_one(
+            node,
+            self.tree.all,
+            shop,
+            output,
+            request=self.record(),
+            watch=watch,
+            finish=lambda: _finish(output, self.tree, shop.store),
         )
 
     def _shop(self, output: Path, machine: Machine, world: World | None) -> TreeWorkshop:

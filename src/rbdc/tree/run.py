@@ -56,7 +56,7 @@ def run_nodes(
             output.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(output))
             shop.store.clean()  # it is ours: check_run has looked
-            return _begin(output, nodes, request, shop, jobs, cluster)
+            return begin_run(output, nodes, request, shop, jobs, cluster)
 
         chosen = _engine(nodes, world.tell(begin), cluster)
         (engine or chosen).run([node.job for node in nodes], shop, watch)
@@ -107,7 +107,7 @@ def _check_folder(output: Path) -> None:
             )
 
 
-def _begin(
+def begin_run(
     output: Path,
     nodes: Sequence[Node],
     request: Mapping[str, Any],

@@ -1,0 +1,73 @@
+"""The demo's tree on a Ray of this machine's own, against siblings side by side without Ray.
+
+    python benchmarks/ray_engine.py
+
+On two cores: the local engine with --jobs 2, then --engine ray, each in a process of its own, in
+turns. Start-up is the time until a training first tells how far it is: for Ray that is its
+processes, the checks of its nodes, and torch imported by each worker. Expected: what comes after
+takes at most 1.1 times as long with Ray.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+ENGINES = ("local", "ray")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--baseline-epochs", type=float, default=10.0, help="the demo's length")
+    parser.add_argument("--measure", choices=ENGINES, help="one run, as JSON")
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(options.measure, options.baseline_epochs)))
+        return
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in ENGINES}
+    for _ in range(options.turns):
+        for name, found in times.items():
+            words = ["--measure", name, "--baseline-epochs", str(options.baseline_epochs)]
+            done = subprocess.run(
+                [sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True, check=True
+            )
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+            print(f"{name:6}", "  ".join(f"{k} {v:6.1f} s" for k, v in found[-1].items()))
+    after = {name: median(turn["after"] for turn in found) for name, found in times.items()}
+    start = {name: median(turn["start-up"] for turn in found) for name, found in times.items()}
+    print(f"ray / local after start-up: {after['ray'] / after['local']:.3f}")
+    print(f"start-up: {start['ray']:.1f} s with Ray, {start['local']:.1f} s without")
+
+
+def measure(name: str, baseline_epochs: float) -> dict[str, float]:
+    """Seconds of one run of the demo."""
+    import rbdc
+    from rbdc.tree.engine import Event
+
+    first = 0.0
+
+    def watch(event: Event) -> None:
+        nonlocal first
+        if event.kind == "progress" and not first:
+            first = time.perf_counter()
+
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        rbdc.train(
+            Path(folder) / "run",
+            watch=watch,
+            jobs=2 if name == "local" else None,
+            cluster=rbdc.Cluster(engine="ray") if name == "ray" else None,
+            baseline_epochs=baseline_epochs,
+        )
+        ended = time.perf_counter()
+    return {"start-up": first - began, "after": ended - first}
+
+
+if __name__ == "__main__":
+    main()

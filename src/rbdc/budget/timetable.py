@@ -1,0 +1,263 @@
+"""Jobs on the devices of a cluster: when each starts and ends, simulated. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from heapq import heappop, heappush
+from math import isfinite
+from typing import Any
+
+from rbdc.errors import PlanError, nearest
+
+SAME_MOMENT = 1e-9  # relative: what ends together in exact arithmetic ends together here
+
+Places = tuple[tuple[int, int], ...]  # runs of neighbouring devices: the first, how many
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """A job to find a time and a place for."""
+
+    name: str
+    """As the node of the tree is called: 2.3, 1.0, target, standard."""
+    level: int
+    devices: int
+    seconds: float
+    parents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """A job's time and place."""
+
+    name: str
+    level: int
+    devices: int
+    start_seconds: float
+    end_seconds: float
+    places: Places
+
+    @property
+    def seconds(self) -> float:
+        return self.end_seconds - self.start_seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """The jobs of one level together."""
+
+    level: int
+    models: int
+    devices: int
+    """Of each model."""
+    waves: int
+    """How often all devices are filled with the level's models until each has had its turn."""
+    start_seconds: float
+    end_seconds: float
+    device_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timetable:
+    """Jobs on a cluster, and what no timetable of them can be shorter than."""
+
+    devices: int
+    slots: tuple[Slot, ...]
+    """In the order in which they start."""
+    critical_path_seconds: float
+    """The longest chain of jobs: what it takes however many devices there are."""
+    work_seconds: float
+    """The device-seconds of all jobs: what it takes on one device."""
+
+    @property
+    def makespan_seconds(self) -> float:
+        return max(slot.end_seconds for slot in self.slots)
+
+    @property
+    def device_seconds(self) -> float:
+        """Of devices at work; those that wait are not in it."""
+        return sum(slot.devices * slot.seconds for slot in self.slots)
+
+    @property
+    def bound_seconds(self) -> float:
+        """No timetable is shorter: neither than the critical path, nor than the work over all."""
+        return max(self.critical_path_seconds, self.work_seconds / self.devices)
+
+    @property
+    def gap(self) -> float:
+        """How much longer it is than the bound; 0.1 is 10 %."""
+        return self.makespan_seconds / self.bound_seconds - 1
+
+    @property
+    def idle_share(self) -> float:
+        """Of all devices, from the first start to the last end."""
+        return 1 - self.device_seconds / (self.devices * self.makespan_seconds)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """A row for each level, the target first."""
+        found = []
+        for level in sorted({slot.level for slot in self.slots}):
+            here = [slot for slot in self.slots if slot.level == level]
+            each = max(slot.devices for slot in here)
+            found.append(
+                Row(
+                    level=level,
+                    models=len(here),
+                    devices=each,
+                    waves=-(-len(here) // (self.devices // each)),
+                    start_seconds=min(slot.start_seconds for slot in here),
+                    end_seconds=max(slot.end_seconds for slot in here),
+                    device_seconds=sum(slot.devices * slot.seconds for slot in here),
+                )
+            )
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "devices": self.devices,
+            "makespan_seconds": self.makespan_seconds,
+            "device_seconds": self.device_seconds,
+            "critical_path_seconds": self.critical_path_seconds,
+            "work_seconds": self.work_seconds,
+            "bound_seconds": self.bound_seconds,
+            "gap": self.gap,
+            "idle_share": self.idle_share,
+            "levels": [asdict(row) for row in self.rows],
+            "slots": [asdict(slot) for slot in self.slots],
+        }
+
+
+def simulate(
+    demands: Sequence[Demand], devices: int, *, measured: Mapping[str, float] | None = None
+) -> Timetable:
+    """Run jobs as an engine does, in no time: each as soon as its parents and devices let it.
+
+    Of those that are ready, the first in the given order is the first to start, and none overtakes
+    one that waits for devices. `measured` are seconds by name, in place of the jobs' own: so a
+    timetable can be held against a run.
+    """
+    demands = [
+        replace(demand, seconds=(measured or {}).get(demand.name, demand.seconds))
+        for demand in demands
+    ]
+    _check(demands, devices, measured or {})
+    cluster = _Cluster(demands, devices)
+    while cluster.running or cluster.ready:
+        cluster.start_ready()
+        cluster.wait()
+    return Timetable(
+        devices=devices,
+        slots=tuple(cluster.slots),
+        critical_path_seconds=_critical_path(demands),
+        work_seconds=sum(demand.devices * demand.seconds for demand in demands),
+    )
+
+
+class _Cluster:
+    """Devices, and the jobs that wait for them, run on them, have run on them."""
+
+    def __init__(self, demands: Sequence[Demand], devices: int) -> None:
+        self.now = 0.0
+        self.demands = demands
+        self.free = [(0, devices)]
+        self.lacks = [len(demand.parents) for demand in demands]
+        self.children: dict[str, list[int]] = {}
+        for order, demand in enumerate(demands):
+            for parent in demand.parents:
+                self.children.setdefault(parent, []).append(order)
+        self.ready = [order for order, lacks in enumerate(self.lacks) if not lacks]
+        self.running: list[tuple[float, int]] = []
+        self.slots: list[Slot] = []
+        self.places: dict[int, Places] = {}
+
+    def start_ready(self) -> None:
+        """What may start now, does."""
+        while self.ready and self._idle() >= self.demands[self.ready[0]].devices:
+            order = heappop(self.ready)
+            demand = self.demands[order]
+            self.places[order] = self._take(demand.devices)
+            end = self.now + demand.seconds
+            heappush(self.running, (end, order))
+            self.slots.append(
+                Slot(
+                    name=demand.name,
+                    level=demand.level,
+                    devices=demand.devices,
+                    start_seconds=self.now,
+                    end_seconds=end,
+                    places=self.places[order],
+                )
+            )
+
+    def wait(self) -> None:
+        """Until something ends, and all that ends at that moment with it."""
+        moment = self.running[0][0] * (1 + SAME_MOMENT)
+        while self.running and self.running[0][0] <= moment:
+            self.now, order = heappop(self.running)
+            self._give_back(self.places.pop(order))
+            for child in self.children.get(self.demands[order].name, ()):
+                self.lacks[child] -= 1
+                if not self.lacks[child]:
+                    heappush(self.ready, child)
+
+    def _idle(self) -> int:
+        return sum(count for _, count in self.free)
+
+    def _take(self, devices: int) -> Places:
+        """Neighbours if there are enough of them, else the first that are free."""
+        whole = [run for run in self.free if run[1] >= devices][:1]
+        taken: list[tuple[int, int]] = []
+        for first, count in whole or list(self.free):
+            part = min(count, devices)
+            self.free.remove((first, count))
+            if part < count:
+                self.free.append((first + part, count - part))
+            taken.append((first, part))
+            devices -= part
+            if not devices:
+                break
+        self.free.sort()
+        return tuple(taken)
+
+    def _give_back(self, places: Places) -> None:
+        merged: list[tuple[int, int]] = []
+        for first, count in sorted([*self.free, *places]):
+            if merged and sum(merged[-1]) == first:
+                first, count = merged[-1][0], merged.pop()[1] + count
+            merged.append((first, count))
+        self.free = merged
+
+
+def _critical_path(demands: Sequence[Demand]) -> float:
+    """Of jobs whose parents come before them."""
+    ends: dict[str, float] = {}
+    for demand in demands:
+        ends[demand.name] = demand.seconds + max((ends[p] for p in demand.parents), default=0.0)
+    return max(ends.values())
+
+
+def _check(demands: Sequence[Demand], devices: int, measured: Mapping[str, float]) -> None:
+    known: set[str] = set()
+    if not demands:
+        raise PlanError("there are no jobs", "Give one or more.")
+    for demand in demands:
+        if demand.devices > devices:
+            raise PlanError(
+                f"{demand.name} asks for {demand.devices} devices, and there are {devices}",
+                "Give it fewer, or have more.",
+            )
+        if not (isfinite(demand.seconds) and demand.seconds > 0 and demand.devices > 0):
+            raise PlanError(
+                f"{demand.name} takes {demand.seconds:g} s on {demand.devices} devices",
+                "Give each job some of both.",
+            )
+        if strange := set(demand.parents) - known:
+            raise PlanError(
+                f"{demand.name} comes before its parent {min(strange)}, or has none of this name",
+                "Give parents before their children.",
+            )
+        if demand.name in known:
+            raise PlanError(f"two jobs are called {demand.name}", "Give each a name of its own.")
+        known.add(demand.name)
+    for name in measured.keys() - known:
+        raise PlanError(f"no job is called {name!r}", nearest(name, known) or "See the names.")

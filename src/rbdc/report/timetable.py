@@ -1,0 +1,229 @@
+"""A plan on a cluster for people: a table, a Gantt chart in the terminal, and one as a picture."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rbdc.budget import STANDARD, ClusterPlan, Row, Slot, Stage, Timetable
+from rbdc.report.plan import LEVEL_COLOURS
+
+MOST_BARS = 16  # of jobs in the terminal; of more, a bar stands for a level
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_GREY = "#AAAAAA"  # standard training's
+_WHITE_ON = {"#0072B2", "#D55E00"}  # colours too dark for black letters
+_BOUND: dict[str, Any] = {"color": "black", "marker": "^", "markersize": 7, "linestyle": ""}
+_FIGURE_INCHES, _AXES_POINTS = (9.0, 4.6), (400.0, 190.0)  # the axes: about, for labels that fit
+
+
+def timetable_table(cluster: ClusterPlan) -> RenderableType:
+    """Devices, waves and times of every level, target first, then how good that is."""
+    tree, standard = cluster.tree, cluster.standard
+    unit, seconds = time_unit(max(tree.makespan_seconds, standard.makespan_seconds))
+    table = Table(box=SIMPLE, pad_edge=False, title=_title(cluster), title_justify="left")
+    table.add_column("models", no_wrap=True)
+    for column in ("devices\neach", "waves", "scaling", "from", f"to\n{unit}", f"device-\n{unit}"):
+        table.add_column(column, justify="right", no_wrap=True)
+
+    def add(label: str, row: Row) -> None:
+        scaling = cluster.scaling.efficiency(row.level, row.devices)
+        times = (row.start_seconds, row.end_seconds, row.device_seconds)
+        figures = [_number(value / seconds) for value in times]
+        table.add_row(label, f"{row.devices:,}", str(row.waves), f"{scaling:.0%}", *figures)
+
+    for stage, row in zip(reversed(cluster.plan.stages), tree.rows, strict=True):
+        add(_models(stage), row)
+    table.add_section()
+    totals = (_number(x / seconds) for x in (tree.makespan_seconds, tree.device_seconds))
+    table.add_row("everything", "", "", "", "0", *totals, style="bold")
+    add("standard training", standard.rows[0])
+    return Group(table, *(Text(line) for line in _notes(cluster)))
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit in which so many seconds are read best, and the seconds of it."""
+    if seconds >= 2 * 3600:
+        return "hours", 3600.0
+    return ("minutes", 60.0) if seconds >= 120 else ("seconds", 1.0)
+
+
+def gantt(cluster: ClusterPlan, *, width: int = 80) -> Text:
+    """A bar a job over time, standard training's last.
+
+    Where there are many jobs, a bar stands for a level, as high as the devices it uses.
+    """
+    tree, standard = cluster.tree, cluster.standard
+    end = max(tree.makespan_seconds, standard.makespan_seconds)
+    if len(tree.slots) <= MOST_BARS:
+        rows = [(slot.name, [slot]) for slot in tree.slots]
+    else:
+        by_level = sorted(tree.slots, key=lambda slot: -slot.level)
+        grouped = [list(slots) for _, slots in groupby(by_level, key=lambda slot: slot.level)]
+        rows = [(_span(slots), slots) for slots in grouped]
+    rows.append(("standard training", list(standard.slots)))
+    labels = [f"{name} on {slots[0].devices:,}" for name, slots in rows]
+    margin = max(map(len, labels)) + 2
+    columns = max(10, width - margin)
+    chart = Text(no_wrap=True, overflow="crop")
+    for label, (_, slots) in zip(labels, rows, strict=True):
+        chart.append(label.ljust(margin))
+        if len(slots) == 1:
+            bar = _bar(slots[0], end, columns)
+        else:
+            most = sum(slot.devices for slot in slots)
+            bar = _profile(slots, end, columns, min(most, tree.devices))
+        chart.append(bar + "\n", style=_colour(slots[0]))
+    unit, seconds = time_unit(end)
+    last = f"{_number(end / seconds)} {unit}"
+    chart.append(" " * margin + "0" + last.rjust(columns - 1), style="dim")
+    return chart
+
+
+def save_timetable_plot(cluster: ClusterPlan, path: Path) -> None:
+    """Devices against time, a rectangle a job; below it standard training on the same devices."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure  # heavy, and only pictures need it
+
+    tree, standard = cluster.tree, cluster.standard
+    end = max(tree.makespan_seconds, standard.makespan_seconds)
+    unit, seconds = time_unit(end)
+    figure = Figure(figsize=_FIGURE_INCHES, layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    _draw(upper, tree, seconds, end)
+    _draw(lower, standard, seconds, end)
+    # below the axis, where it crosses no name
+    place = {"transform": upper.get_xaxis_transform(), "clip_on": False}
+    upper.plot(tree.bound_seconds / seconds, -0.03, **_BOUND, **place)
+    upper.set_title(_title(cluster), loc="left", fontsize="medium", parse_math=False)
+    upper.set_ylabel("devices")
+    lower.set_ylabel("devices")
+    lower.set_xlim(0, 1.02 * end / seconds)
+    lower.set_xlabel(unit)
+    figure.legend(handles=_legend(cluster), loc="outside right upper", frameon=False)
+    with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):  # text stays text
+        figure.savefig(path, dpi=150)
+
+
+def _draw(axes: Any, timetable: Timetable, seconds: float, end: float) -> None:
+    used = max(first + count for slot in timetable.slots for first, count in slot.places)
+    for slot in timetable.slots:
+        colour = _colour(slot)
+        span = (slot.start_seconds / seconds, slot.seconds / seconds)
+        for first, count in slot.places:
+            tall = count / used * _AXES_POINTS[1]
+            axes.broken_barh(
+                [span],
+                (first, count),
+                facecolors=colour,
+                edgecolors="white",
+                linewidth=min(0.8, tall / 6),  # of thin ones an edge would leave nothing
+            )
+        first, count = max(slot.places, key=lambda place: place[1])
+        wide = slot.seconds / end * _AXES_POINTS[0]
+        if wide > 6.5 * len(slot.name) and count / used * _AXES_POINTS[1] > 11:
+            axes.text(
+                span[0] + span[1] / 2,
+                first + count / 2,
+                slot.name,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if colour in _WHITE_ON else "black",
+            )
+    axes.set_ylim(0, used)
+    axes.set_yticks(sorted({0, used // 2, used}))
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(cluster: ClusterPlan) -> list[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = []
+    for stage in reversed(cluster.plan.stages):
+        slot = next(slot for slot in cluster.tree.slots if slot.level == stage.level)
+        label = f"{_models(stage)}\non {_devices(slot.devices)}{' each' * (stage.models > 1)}"
+        handles.append(Patch(color=_colour(slot), label=label))
+    alone = cluster.standard.slots[0]
+    label = f"standard training\non {_devices(alone.devices)}"
+    handles.append(Patch(color=_colour(alone), label=label))
+    return [*handles, Line2D([], [], label="no timetable of\nthe tree is shorter", **_BOUND)]
+
+
+def _title(cluster: ClusterPlan) -> str:
+    tree, standard = cluster.tree, cluster.standard
+    unit, seconds = time_unit(max(tree.makespan_seconds, standard.makespan_seconds))
+    ours, theirs = tree.makespan_seconds / seconds, standard.makespan_seconds / seconds
+    return (
+        f"{cluster.plan.model} on {_devices(tree.devices)}: {_number(ours)} {unit}, "
+        f"standard training {_number(theirs)}"
+    )
+
+
+def _notes(cluster: ClusterPlan) -> list[str]:
+    tree, scaling = cluster.tree, cluster.scaling
+    hardware = scaling.hardware
+    unit, seconds = time_unit(max(tree.makespan_seconds, cluster.standard.makespan_seconds))
+    speeds = ", ".join(map(_number, scaling.images_per_second))
+    bounds = tree.critical_path_seconds / seconds, tree.work_seconds / tree.devices / seconds
+    allocation = ",".join(map(str, cluster.allocation))
+    return [
+        f"makespan {cluster.makespan_ratio:.3f} and device-{unit} {cluster.device_ratio:.3f} of "
+        "standard training's",
+        f"{tree.gap:.1%} above the bound: critical path {_number(bounds[0])}, "
+        f"work / devices {_number(bounds[1])} {unit}",
+        f"devices are idle {tree.idle_share:.1%} of the time",
+        f"on GPUs: rbdc train --engine ray --gpus-per-job {allocation}",
+        f"assumed: images/s of one device {speeds} (target first); batch {scaling.batch_size};",
+        f"  all-reduce {hardware.node_bytes_per_second / 1e9:g} GB/s in a node of "
+        f"{hardware.devices_per_node}, {hardware.network_bytes_per_second / 1e9:g} GB/s between; "
+        f"a step {1000 * hardware.least_step_seconds:g} ms or more",
+    ]
+
+
+def _models(stage: Stage) -> str:
+    return f"{stage.models} × width {stage.width:.3g}"
+
+
+def _number(value: float) -> str:
+    """1,234, 92.8, 0.0139."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _devices(count: int) -> str:
+    return f"{count:,} device{'s' if count > 1 else ''}"
+
+
+def _span(slots: Sequence[Slot]) -> str:
+    """'6.0 - 6.63'."""
+    ends = slots[0].name, slots[-1].name
+    return " - ".join(dict.fromkeys(ends))
+
+
+def _colour(slot: Slot) -> str:
+    return _GREY if slot.name == STANDARD else LEVEL_COLOURS[slot.level % len(LEVEL_COLOURS)]
+
+
+def _bar(slot: Slot, end: float, columns: int) -> str:
+    start = min(columns - 1, round(slot.start_seconds / end * columns))
+    length = max(1, round(slot.end_seconds / end * columns) - start)
+    return " " * start + "█" * length
+
+
+def _profile(slots: Sequence[Slot], end: float, columns: int, most: int) -> str:
+    """How many devices these jobs use in each column, in eighths of the most they can."""
+    step, busy = end / columns, [0.0] * columns
+    for slot in slots:
+        first = min(columns - 1, int(slot.start_seconds / step))
+        last = min(columns - 1, int(slot.end_seconds / step))
+        for column in range(first, last + 1):
+            shared = min(slot.end_seconds, (column + 1) * step)
+            shared -= max(slot.start_seconds, column * step)
+            busy[column] += slot.devices * max(0.0, shared) / step
+    eighths = [min(8, -(-int(80 * value / most) // 10)) for value in busy]
+    return "".join(_EIGHTHS[n] for n in eighths).rstrip()

@@ -1,0 +1,242 @@
+"""Ray, started on this machine or joined, and everything about it that can be known to be wrong.
+
+What runs on a node here (`look_around`) needs nothing but the standard library.
+"""
+
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rbdc.errors import RunError
+
+ANSWER_SECONDS = 20  # for an address to answer
+NODE_SECONDS = 180  # for a process to start on a node; a busy one needs its time
+STORE_BYTES = 80 << 20  # the least that Ray takes
+PACKAGES = ("rbdc", "torch", "timm")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """What one process of a job may use."""
+
+    workers: int
+    """Processes of the job."""
+    cpus: float
+    gpus: float
+
+    def __str__(self) -> str:
+        return f"{self.workers * self.cpus:g} CPUs and {self.workers * self.gpus:g} GPUs"
+
+
+@contextmanager
+def ray_started(address: str | None, memory: int = 0) -> Iterator[Any]:
+    """The `ray` module, connected: to the cluster at `address`, or to one that lives as long as
+    this does, on this machine, for nobody else. A connection that is already there is used.
+
+    `memory` is how many bytes will be put into its object store.
+    """
+    imported = sys.modules.get("ray")
+    if imported is not None and imported.is_initialized():
+        yield imported
+        return
+    with _joined(address) if address else _local(memory) as ray:
+        yield ray
+
+
+@contextmanager
+def _local(memory: int) -> Iterator[Any]:
+    if sys.modules.get("ray") and _PRIVATE.items() - os.environ.items():
+        raise RunError(  # it reads them when it is imported
+            "ray was imported before it could be told to listen to this machine only",
+            "Leave the import out, or call ray.init yourself.",
+        )
+    os.environ |= _PRIVATE
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else it is left in a file
+    ray = _import_ray()
+    folder = tempfile.mkdtemp(prefix="rbdc-ray-")
+    try:
+        ray.init(
+            address="local",
+            _node_ip_address="127.0.0.1",
+            _temp_dir=folder,
+            object_store_memory=STORE_BYTES + 2 * memory,
+            include_dashboard=False,
+            **_QUIET,
+        )
+        yield ray
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _joined(address: str) -> Iterator[Any]:
+    _check_address(address)
+    ray = _import_ray()
+    ray.init(address=address, **_QUIET)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+# Where Ray thinks of no cluster it binds 127.0.0.1 alone; elsewhere, whatever address it is told,
+# it listens to the network. And of this machine's users, only one may connect: the token's.
+_PRIVATE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+
+
+def _import_ray() -> Any:
+    _check_installed()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    return importlib.import_module("ray")
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise RunError("Ray is not installed", "Install it with: pip install 'rbdc[ray]'")
+
+
+def _check_address(address: str) -> None:
+    """Join in a process of its own first: where nothing, or something else, answers, Ray waits
+    for minutes and may end the process."""
+    until = time.monotonic() + ANSWER_SECONDS
+    host, colon, port = address.rpartition(":")
+    if address != "auto":
+        if not (host and colon and port.isdigit()) or "/" in host:
+            raise RunError(
+                f"the address is {address!r}, expected HOST:PORT",
+                "Give the one that `ray start --head` prints, on a machine of the cluster.",
+            )
+        try:
+            socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS / 2).close()
+        except (OSError, OverflowError) as error:
+            raise _no_cluster(address, str(error)) from None
+    _check_installed()
+    script = f"import ray; ray.init(address={address!r}, **{_QUIET!r})"
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=until - time.monotonic(),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _no_cluster(address, f"no answer within {ANSWER_SECONDS} s") from None
+    if tried.returncode:
+        said = tried.stderr.strip().splitlines()
+        raise _no_cluster(address, said[-1] if said else f"exit code {tried.returncode}")
+
+
+def _no_cluster(address: str, reason: str) -> RunError:
+    return RunError(
+        f"no Ray cluster can be joined at {address}: {reason}",
+        "Start one with `ray start --head`, and run this on one of its machines, with its token.",
+    )
+
+
+def check_nodes(ray: Any, store: Path) -> list[dict[str, Any]]:
+    """Every node's resources, once each has seen this store and has these versions."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    token = secrets.token_hex(8)
+    ours = f".ray-{token}"
+    affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    store.mkdir(parents=True, exist_ok=True)
+    try:
+        (store / ours).write_text(token)
+        asked = {
+            ray.remote(look_around)
+            .options(num_cpus=0, max_retries=2, scheduling_strategy=affinity(node["NodeID"], False))
+            .remote(str(store), ours, node["NodeID"]): node
+            for node in nodes
+        }
+        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=NODE_SECONDS)
+        for ref, node in asked.items():
+            _check_node(ray, node, ref if ref in done else None, store, ours)
+    finally:
+        for path in store.glob(f"{ours}*"):
+            path.unlink(missing_ok=True)
+    return nodes
+
+
+def _check_node(ray: Any, node: Mapping[str, Any], answer: Any, store: Path, ours: str) -> None:
+    where = f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
+    try:
+        if answer is None:
+            raise RunError(f"the node {where} does not answer", "Take it out of the cluster.")
+        told = ray.get(answer)
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise RunError(
+            f"nothing can be run on the node {where}: {reason}",
+            "Install rbdc there, the same version as here.",
+        ) from None
+    theirs = store / f"{ours}-{node['NodeID']}"
+    if not (told["saw"] and theirs.exists()):
+        raise RunError(
+            f"the node {where} does not see {store}"
+            + (f": {told['error']}" if told["error"] else ""),
+            "Give an --output in a folder that every node shares, at the same path.",
+        )
+    for name, here in versions().items():
+        if told["versions"][name] != here:
+            raise RunError(
+                f"the node {where} has {name} {told['versions'][name]}, and here it is {here}",
+                "Install the same versions everywhere.",
+            )
+
+
+def look_around(store: str, ours: str, node: str) -> dict[str, Any]:
+    """On a node: whether the store can be read and written, and the versions it has."""
+    error = ""
+    try:
+        saw = (Path(store) / ours).read_text() == ours.removeprefix(".ray-")
+        (Path(store) / f"{ours}-{node}").write_text("seen")
+    except OSError as problem:
+        saw, error = False, str(problem)
+    return {"saw": saw, "error": error, "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """Of everything that has to be the same on all machines."""
+    found = {"Python": sys.version.split()[0]}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+def check_shares(nodes: Sequence[Mapping[str, Any]], shares: Mapping[str, Share]) -> None:
+    """Refuse what the cluster can never give. `shares` are by what they are for."""
+    for kind in ("GPU", "CPU"):
+        have = [node["Resources"].get(kind, 0) for node in nodes]
+        for name, share in shares.items():
+            each = share.gpus if kind == "GPU" else share.cpus
+            if each * share.workers > sum(have):
+                raise RunError(
+                    f"{name} is to have {each * share.workers:g} {kind}s, and the cluster has "
+                    f"{sum(have):g}",
+                    f"Ask for fewer (--{kind.lower()}s-per-job), or add nodes.",
+                )
+            if sum(int(count // each) for count in have if each) < share.workers and each:
+                raise RunError(
+                    f"{name} is to have {share.workers} workers with {each:g} {kind}s each, and "
+                    f"the nodes have {json.dumps(have)}",
+                    "Give it more workers (--workers-per-job), or fewer of them.",
+                )

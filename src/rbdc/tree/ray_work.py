@@ -1,0 +1,216 @@
+"""A job on a Ray cluster, as its workers see it."""
+
+import os
+import pickle
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+from ray.exceptions import RayActorError
+
+from rbdc.disk import write_text
+from rbdc.errors import Interrupted, RbdcError, RunError
+from rbdc.training import Progress, World
+from rbdc.tree.engine import stop_requested, with_threads
+from rbdc.tree.execute import Workshop, execute
+from rbdc.tree.jobs import Job
+from rbdc.tree.places import LEASE
+from rbdc.tree.ray_start import Share
+
+LISTEN_SECONDS, TELL_SECONDS = 0.5, 0.5
+GROUP = ".ray-train"  # what Ray Train leaves in a job's folder, until the job ends
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One try at a job: who tries, for whom, with what."""
+
+    name: str
+    job: Job
+    share: Share
+    threads: int
+    """Of each process; 0 is torch's choice."""
+    board: Any
+    cwd: str
+    """Of the driver: relative paths are meant to be there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What came of an attempt. Without anything, its worker was told to stop and has saved."""
+
+    result: dict[str, Any] | None = None
+    error: RbdcError | None = None
+    lost: str = ""
+    """Why it ended through no fault of the job."""
+
+
+def work(attempt: Attempt, packed: bytes) -> Outcome:
+    """Do the job in this process. A stop signal to it is obeyed like one to the driver."""
+    shop = _begin(attempt, packed)
+    _take_lease(attempt, shop)
+    with stop_requested() as signalled:
+        return _outcome(attempt, shop, signalled)
+
+
+def lead(attempt: Attempt, packed: bytes) -> Outcome:
+    """Let a torch group of Ray Train do the job, and wait for it. This process only waits."""
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
+    from ray import train
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    shop = _begin(attempt, packed)
+    _take_lease(attempt, shop)
+    folder, share = shop.store.folder(attempt.job), attempt.share
+    trainer = TorchTrainer(
+        follow,
+        train_loop_config={"attempt": attempt, "packed": packed},
+        torch_config=TorchConfig(backend="nccl" if share.gpus else "gloo"),
+        scaling_config=train.ScalingConfig(
+            num_workers=share.workers,
+            use_gpu=bool(share.gpus),
+            resources_per_worker={"CPU": share.cpus} | ({"GPU": share.gpus} if share.gpus else {}),
+        ),
+        run_config=train.RunConfig(name=attempt.name, storage_path=str(folder / GROUP)),
+    )
+    try:
+        trainer.fit()  # Ray Train saves nothing and tries once: checkpoints and retries are ours
+    except train.WorkerGroupError as error:
+        return _blame(list(error.worker_failures.values()))
+    except train.TrainingFailedError as error:
+        return Outcome(lost=_last_line(error))
+    finally:
+        shutil.rmtree(folder / GROUP, ignore_errors=True)
+    return Outcome(result=shop.store.result(attempt.job))
+
+
+def follow(config: dict[str, Any]) -> None:
+    """One process of a group. Ray Train has joined them already."""
+    attempt: Attempt = config["attempt"]
+    shop = _begin(attempt, config["packed"])
+    on_gpu = bool(attempt.share.gpus)
+    world = World(
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        _control=dist.new_group(backend="gloo") if on_gpu else dist.group.WORLD,
+    )
+    if on_gpu:
+        torch.cuda.set_device(world.local_rank)
+    outcome = _outcome(attempt, replace(shop, world=world), lambda: False)
+    if outcome.error is not None:
+        raise outcome.error
+    if outcome.result is None:
+        raise Interrupted("stopped")
+
+
+def _begin(attempt: Attempt, packed: bytes) -> Workshop:
+    with suppress(OSError):  # another machine may not have it
+        os.chdir(attempt.cwd)
+    shop: Workshop = pickle.loads(packed)
+    return with_threads(shop, attempt.threads)
+
+
+def _outcome(attempt: Attempt, shop: Workshop, signalled: Callable[[], bool]) -> Outcome:
+    listener = _Listener(attempt, shop)
+    try:
+        result = execute(
+            attempt.job,
+            shop,
+            observe=_Teller(attempt),
+            stopped=lambda: listener() or signalled(),
+        )
+        if shop.world.is_main:  # it is finished: whoever else is still at it sees that, and ends
+            listener.lease.unlink(missing_ok=True)
+        return Outcome(result=result)
+    except Interrupted:
+        return Outcome()
+    except RbdcError as error:
+        return Outcome(error=error)
+
+
+def _take_lease(attempt: Attempt, shop: Workshop) -> None:
+    """From here on this attempt, and no earlier one, may write into the job's folder.
+
+    Ray ends the processes of a node that it has given up, but one that is only cut off notices
+    that late: until then it would go on, side by side with the attempt that took its place.
+    """
+    folder = shop.store.folder(attempt.job)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / LEASE, attempt.name)
+
+
+class _Listener:
+    """Whether to stop, asked at every step and looked up now and then."""
+
+    def __init__(self, attempt: Attempt, shop: Workshop) -> None:
+        self.attempt, self.lease = attempt, shop.store.folder(attempt.job) / LEASE
+        self.answer = attempt.board.ended.remote()
+        self.looked, self.stop = time.monotonic(), False
+
+    def __call__(self) -> bool:
+        if time.monotonic() - self.looked > LISTEN_SECONDS:
+            self._check_lease()
+            self.stop = self.stop or self._told_to_stop()
+            self.looked = time.monotonic()
+        return self.stop
+
+    def _told_to_stop(self) -> bool:
+        if not ray.wait([self.answer], timeout=0)[0]:
+            return False
+        try:
+            return bool(ray.get(self.answer))
+        except RayActorError:  # the board fell off the wall; Ray hangs up another
+            self.answer = self.attempt.board.ended.remote()
+            return False
+
+    def _check_lease(self) -> None:
+        try:
+            holder = self.lease.read_text()
+        except FileNotFoundError:
+            holder = "nobody, for it is finished"
+        except OSError:  # the disk is away for a moment: saving would say so
+            return
+        if holder != self.attempt.name:
+            raise RunError(
+                f"the job {self.attempt.job.key[:16]} was given to another worker: {holder}",
+                "Nothing is lost: that one goes on from the last checkpoint.",
+            )
+
+
+class _Teller:
+    """Progress, passed on at most twice a second, and never waited for."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt, self.told = attempt, time.monotonic()
+        self.node = ray.get_runtime_context().get_node_id()
+        self._pin(None)  # it has begun
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.scores is not None or time.monotonic() - self.told > TELL_SECONDS:
+            self.told = time.monotonic()
+            self._pin(progress)
+
+    def _pin(self, progress: Progress | None) -> None:
+        self.attempt.board.pin.remote(self.attempt.name, pickle.dumps((self.node, progress)))
+
+
+def _blame(failures: list[Exception]) -> Outcome:
+    """One of a group failed, and the others failed for want of it: who was first?"""
+    for error in failures:
+        if isinstance(error, RbdcError):
+            return Outcome(error=error)
+    for error in failures:
+        if isinstance(error, Interrupted):
+            return Outcome()
+    return Outcome(lost="; ".join(map(_last_line, failures)))
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
