@@ -155,6 +155,7 @@ def keep() -> None:
         for process in others:
             _end(process)
         cluster.shutdown()
+        shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -20,6 +20,9 @@ def train_parser() -> Parser:
     add("--recipe", type=str, help="a shipped recipe or a YAML file; options override it")
     add("--output", type=Path, help="the run's folder; by default runs/RECIPE")
     add("--jobs", type=int, help="siblings side by side; by default 1, on a CPU what is faster")
+    add("--node", type=str, metavar="NAME",
+        help="train this model of the tree alone, once its parents are trained: for schedulers "
+        "that start each training on their own")  # fmt: skip
     add("--dry-run", action="store_true", help="check and print the plan, train nothing")
     for title, settings in (
         ("What to train", Request),
@@ -56,8 +59,13 @@ def train_command(options: Namespace) -> None:
             return
         console = make_console(quiet=not world.is_main)
         with LiveRun(prepared.tree.all, prepared.work(), console) as live:
-            result = prepared.run(output, watch=live, **places)
-        if world.is_main:
+            if options.node:
+                result = prepared.run_one(
+                    options.node, output, machine=machine, watch=live, world=world
+                )
+            else:
+                result = prepared.run(output, watch=live, **places)
+        if world.is_main and result:
             print("\n" + "\n".join(result_lines(result, output)))
             print(f"open       {write_report([output], output / REPORT)}")
     finally:

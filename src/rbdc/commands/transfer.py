@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 from rbdc.commands.console import make_console
 from rbdc.errors import RbdcError
 from rbdc.options import MODEL_KWARGS, Parser, add_settings, given_settings, keyword_arguments
-from rbdc.recipes import Machine
+from rbdc.recipes import Cluster, Machine
 from rbdc.recipes.detection import DetectionRecipe, read_detection_recipe
 
 
@@ -40,6 +40,7 @@ def transfer_parser() -> Parser:
     add("--json", action="store_true", help="print the result as JSON")
     add_settings(parser.add_argument_group("How to train (the recipe)"), DetectionRecipe)
     add_settings(parser.add_argument_group("On what"), Machine)
+    add_settings(parser.add_argument_group("On a cluster"), Cluster)
     return parser
 
 
@@ -53,11 +54,13 @@ def transfer_command(options: Namespace) -> None:
     from rbdc.training.world import leave_world
 
     machine = Machine(**given_settings(options, Machine))
+    cluster = Cluster(**given_settings(options, Cluster))
     output = options.output or Path("runs") / f"transfer-{Path(options.recipe).stem}"
     world = join_world(machine.device)
     try:
         prepared = _prepare(options)
-        prepared.check(output, machine=machine, jobs=options.jobs, world=world)
+        places = {"machine": machine, "jobs": options.jobs, "cluster": cluster, "world": world}
+        prepared.check(output, **places)
         shop = prepared.shop(output, machine, world)
         console = make_console(quiet=not world.is_main or options.json)
         _introduce(prepared, shop, options.recipe, output, console)
@@ -65,9 +68,7 @@ def transfer_command(options: Namespace) -> None:
             return
         nodes = prepared.nodes()
         with LiveRun(nodes, shop.work(node.job for node in nodes), console) as live:
-            result = prepared.run(
-                output, machine=machine, watch=live, jobs=options.jobs, world=world
-            )
+            result = prepared.run(output, watch=live, **places)
         if world.is_main:
             if options.json:
                 print(json.dumps(result, indent=2))

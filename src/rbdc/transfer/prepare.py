@@ -11,7 +11,7 @@ from typing import Any
 from rbdc.data import derive_seed
 from rbdc.disk import write_json
 from rbdc.errors import RunError
-from rbdc.recipes import Machine
+from rbdc.recipes import Cluster, Machine
 from rbdc.recipes.detection import DetectionRecipe
 from rbdc.training import World
 from rbdc.transfer.coco import open_coco, read_coco
@@ -68,10 +68,11 @@ class PreparedTransfer:
         *,
         machine: Machine,
         jobs: int | None = None,
+        cluster: Cluster | None = None,
         world: World | None = None,
     ) -> None:
         """Refuse what cannot work; `run` does this first. Nothing is written."""
-        check_run(self.nodes(), self.shop(output, machine, world), output, jobs)
+        check_run(self.nodes(), self.shop(output, machine, world), output, jobs, cluster)
 
     def run(
         self,
@@ -80,6 +81,7 @@ class PreparedTransfer:
         machine: Machine,
         watch: Watcher,
         jobs: int | None = None,
+        cluster: Cluster | None = None,
         engine: Engine | None = None,
         world: World | None = None,
     ) -> dict[str, Any]:
@@ -93,6 +95,7 @@ class PreparedTransfer:
             watch=watch,
             finish=lambda: self._finish(output, shop),
             jobs=jobs,
+            cluster=cluster,
             engine=engine,
         )
 

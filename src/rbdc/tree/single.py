@@ -53,7 +53,7 @@ def run_one(
 
 
 def _to_do(name: str, nodes: Sequence[Node], shop: Workshop) -> list[Job]:
-    """The node's job, and before it the coupling that makes its start."""
+    """The node's job; before it the coupling that makes its start, and what that is made of."""
     trainings = {node.name: node.job for node in nodes if node.job.trains}
     if name not in trainings:
         raise RunError(
@@ -69,4 +69,4 @@ def _to_do(name: str, nodes: Sequence[Node], shop: Workshop) -> list[Job]:
             f"{name} is coupled of models that are not trained yet: {', '.join(missing)}",
             "Train these first.",
         )
-    return [*job.parents, job]
+    return [*parents, *job.parents, job]
