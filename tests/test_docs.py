@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from rbdc.models import families
 from rbdc.recipes import Machine
 from scripts.drawings import draw
 from tests.support import folder_data, parents
+from tests.transfer.scenes import classifier, write_scenes, write_split
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -33,6 +35,8 @@ SHORTER = {
     "train": f"{SMALL} --baseline-epochs 2 --rounding none",
     "compare": f"{SMALL} --baseline-epochs 4 --budgets 1.0 --seeds 1",
     "reproduce": "--dry-run --images-per-second 1000 --threads 1",
+    "transfer": "--epochs 1 --seeds 1 --batch-size 2 --min-size 32 --max-size 64 --channels 8 "
+    "--regions 8 --proposals 20 --threads 1 --jobs 1 --workers 0 --no-tensorboard",
 }
 SHORT: dict[str, Any] = {  # the same for `rbdc.train`
     "data": "photos",
@@ -121,6 +125,14 @@ def test_a_page_can_be_followed(
     if name == "docs/report.md":  # two runs
         for run in ("runs/demo", "runs/other"):
             rbdc.train(run, steps=1, with_baseline=False, **SHORT)
+    if name == "docs/transfer.md":  # trained classifiers, and images with objects
+        for number, run in enumerate(("base", "standard", "rbdc")):
+            rbdc.export(classifier(num_classes=number + 2), Path("runs") / run)
+        write_scenes(tmp_path / "coco")
+        for split in ("mine", "others"):
+            annotations = write_split(tmp_path, f"{split}_photos")
+            annotations.rename(annotations.with_name(f"{split}.json"))
+            shutil.copytree(tmp_path / f"{split}_photos", tmp_path / "photos", dirs_exist_ok=True)
     monkeypatch.setattr(rbdc, "train", partial(rbdc.train, **SHORT))
     namespace: dict[str, Any] = {"__name__": "a_page"}
     for step in STEPS[name]:
