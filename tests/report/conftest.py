@@ -1,12 +1,15 @@
-"""A small finished run that several tests look at."""
+"""A small finished run that several tests look at, and a browser."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
 from rbdc.recipes import Request
 from rbdc.tree.prepare import Prepared, prepare
+from tests.report.browsing import CHROMIUM
 from tests.support import QUICK, TINY, small_recipe
 
 
@@ -31,3 +34,13 @@ def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs") / "finished"
     small_run(folder).run(output, machine=QUICK, watch=lambda _event: None, jobs=1)
     return output
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()

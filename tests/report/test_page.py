@@ -3,13 +3,11 @@
 import json
 import shutil
 import threading
-from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser
 
 from rbdc.cli import main
 from rbdc.errors import RbdcError, RunError
@@ -18,12 +16,8 @@ from rbdc.report.read import read_run
 from rbdc.report.serve import make_server
 from tests.experiments.test_compare import compared
 from tests.experiments.test_compare import run as run_comparison
+from tests.report.browsing import EVIL, Visit, visit
 from tests.tree.test_run import run, small_tree
-
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-EVIL = '</script><img src=x onerror="document.title=\'hurt\'"> & "co" | *'
 
 
 @pytest.fixture(scope="module")
@@ -38,50 +32,6 @@ def comparison(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs") / "comparison"
     run_comparison(compared(folder), output)
     return output
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium here")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-class Visit:
-    """A page in the browser, and what went wrong in it."""
-
-    def __init__(self, page: Page, address: str) -> None:
-        self.page = page
-        self.problems: list[str] = []
-        page.on("console", lambda message: self._problem(message.text))
-        page.on("pageerror", lambda error: self._problem(str(error)))
-        page.on("request", lambda request: self._asked(request.url))
-        self.address = address
-        page.goto(address)
-        page.wait_for_selector("body[data-ready]")
-
-    def _problem(self, text: str) -> None:
-        self.problems.append(text)
-
-    def _asked(self, url: str) -> None:
-        if not url.startswith((self.address, "data:", "blob:")):
-            self.problems.append(f"asked for {url}")
-
-    def text(self, selector: str) -> str:
-        return self.page.inner_text(selector)
-
-    def points(self, chart: str) -> list[Any]:
-        """The traces of a chart."""
-        script = f"document.querySelector('[data-chart={chart}]').data"
-        return list(self.page.evaluate(f"JSON.parse(JSON.stringify({script}))"))
-
-
-def visit(browser: Browser, folders: list[Path], tmp_path: Path, **window: Any) -> Visit:
-    page = write_report(folders, tmp_path / "report.html")
-    return Visit(browser.new_page(**window), page.as_uri())
 
 
 def test_a_run_is_drawn_and_can_be_looked_into(

@@ -114,7 +114,13 @@ def _check_license(license: str | None) -> None:
 def _check_finished(run: Path) -> None:
     """Refuse what has no model to export, and say how far it is."""
     status = run_status(run)
-    if "plan" not in (read_json(run / RUN) or {})["request"]:
+    request = (read_json(run / RUN) or {})["request"]
+    if "transfer" in request:
+        raise RunError(
+            f"{run} holds detectors, and timm has none: there is no timm model to export",
+            "rbdc.transfer.load_detector loads them from its jobs/*/model.",
+        )
+    if "plan" not in request:
         raise RunError(
             f"{run} is a comparison of many models: it has no one model",
             "Name the folder of one `rbdc train`; models of a comparison lie in its jobs/*/model.",

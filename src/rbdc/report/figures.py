@@ -35,7 +35,7 @@ def draw_curves(
     trained = [node for node in nodes if node["kind"] == "train" and node["history"]]
     if not trained:
         return False
-    figure, axes = _figure(title, (7.5, 4.2))
+    figure, axes = new_figure(title, (7.5, 4.2))
     for node in sorted(trained, key=lambda node: -node["level"]):  # the target on top
         before = node["flops_before"] / baseline_flops
         places = [flops / baseline_flops for flops in node["history"]["flops"]]
@@ -53,7 +53,7 @@ def draw_curves(
     if any(node["start_top1"] is not None for node in trained):
         handles.append(_handle("right after a coupling", **_coupling_style("0.3")))
     figure.legend(handles=handles, loc="outside right upper", frameon=False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def draw_rates(nodes: Iterable[Node], path: Path, *, title: str = "") -> bool:
@@ -61,7 +61,7 @@ def draw_rates(nodes: Iterable[Node], path: Path, *, title: str = "") -> bool:
     line = [node for node in line_to_target(nodes) if _rates(node)[0]]
     if not line:
         return False
-    figure, axes = _figure(title, (7.5, 3.2))
+    figure, axes = new_figure(title, (7.5, 3.2))
     for number, node in enumerate(line):
         epochs, rates = _rates(node)
         before = node["epochs_before"]
@@ -80,7 +80,7 @@ def draw_rates(nodes: Iterable[Node], path: Path, *, title: str = "") -> bool:
     axes.set_xlabel("epochs along one line of the tree (dotted: couplings)")
     axes.set_ylabel("learning rate")
     figure.legend(loc="outside right upper", frameon=False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def draw_budget(
@@ -90,7 +90,7 @@ def draw_budget(
     levels = [level for level in levels if not level["standard"]]
     if not levels:
         return False
-    figure, axes = _figure(title, (7.5, 2.9))
+    figure, axes = new_figure(title, (7.5, 2.9))
     axes.barh(2, 1, color="0.8", edgecolor="white")
     ends = [1.0]
     for row, key in ((1, "planned_flops"), (0, "flops")):
@@ -118,7 +118,7 @@ def draw_budget(
         for level in reversed(levels)
     ]
     figure.legend(handles=handles, loc="outside right upper", frameon=False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def _label_parts(axes: Any, row: int, parts: Sequence[float], width: float) -> None:
@@ -154,14 +154,14 @@ def draw_blocks(node: Node, path: Path, *, standard: Node | None = None, title: 
         curves.append((standard, others, _BLACK, "standard training"))
     for one, values, colour, label in curves:
         epochs = one["blocks"]["epoch"]
-        right.plot(epochs, values.mean(axis=1), color=colour, label=label, **_markers(len(epochs)))
+        right.plot(epochs, values.mean(axis=1), color=colour, label=label, **markers(len(epochs)))
     right.set_ylim(bottom=0)
     right.set_xlim(left=0)
     right.set_xlabel("epochs of its own training")
     right.set_title("mean over layers", fontsize="medium", loc="left")
     right.legend(frameon=False, loc="best")
-    _bare(right)
-    return _save(figure, path)
+    bare(right)
+    return save_figure(figure, path)
 
 
 def block_ratios(node: Node) -> np.ndarray[Any, Any] | None:
@@ -249,10 +249,10 @@ def _colour(node: Node) -> str:
 
 def _line_style(node: Node, points: int) -> dict[str, Any]:
     wide = node["level"] == 0
-    return {"color": _colour(node), "linewidth": 1.8 if wide else 1.0, **_markers(points)}
+    return {"color": _colour(node), "linewidth": 1.8 if wide else 1.0, **markers(points)}
 
 
-def _markers(points: int) -> dict[str, Any]:
+def markers(points: int) -> dict[str, Any]:
     return {"marker": "o", "markersize": 3} if points <= _MOST_MARKERS else {}
 
 
@@ -286,21 +286,21 @@ def _handle(label: str, **style: Any) -> Any:
     return Line2D([], [], label=label, **style)
 
 
-def _figure(title: str, size: tuple[float, float]) -> tuple[Any, Any]:
+def new_figure(title: str, size: tuple[float, float]) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title, loc="left", fontsize="medium", parse_math=False)
-    _bare(axes)
+    bare(axes)
     return figure, axes
 
 
-def _bare(axes: Any) -> None:
+def bare(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _save(figure: Any, path: Path) -> bool:
+def save_figure(figure: Any, path: Path) -> bool:
     from matplotlib import rc_context
 
     with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):  # text stays text

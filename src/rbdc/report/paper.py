@@ -8,10 +8,13 @@ from typing import Any
 from rbdc.disk import is_writable
 from rbdc.errors import RbdcError
 from rbdc.report.compare import save_comparison_plots
+from rbdc.report.detector_figures import draw_precision, draw_precision_curves
 from rbdc.report.figures import draw_blocks, draw_budget, draw_curves, draw_rates
 from rbdc.report.read import read_run
 
 ENDS = ("png", "svg", "pdf")
+
+Draw = Callable[[Path], bool]
 
 
 def save_figures(folders: Sequence[Path], output: Path) -> list[Path]:
@@ -33,10 +36,23 @@ def _figures(run: Mapping[str, Any], folder: Path) -> Iterator[Path]:
     if run["summary"]:
         yield from save_comparison_plots(run["summary"], folder, ENDS)
         return
+    for name, draw in (_of_detectors(run) if run["transfer"] else _of_tree(run)).items():
+        paths = [folder / f"{name}.{end}" for end in ENDS]
+        yield from (path for path in paths if draw(path))
+
+
+def _of_detectors(run: Mapping[str, Any]) -> dict[str, Draw]:
+    return {
+        "curves": partial(draw_precision_curves, run["nodes"], run["transfer"]["backbones"]),
+        "precision": partial(draw_precision, run["transfer"]["precision"]),
+    }
+
+
+def _of_tree(run: Mapping[str, Any]) -> dict[str, Draw]:
     nodes = list(run["nodes"].values())
     scale = run["about"].get("baseline_flops") or 1.0
     standard = next((node for node in nodes if node["name"] == "standard"), None)
-    drawn: dict[str, Callable[[Path], bool]] = {
+    return {
         "curves": lambda path: draw_curves(nodes, path, baseline_flops=scale),
         "learning-rate": lambda path: draw_rates(nodes, path),
         "budget": lambda path: draw_budget(run["levels"], path, baseline_flops=scale),
@@ -45,6 +61,3 @@ def _figures(run: Mapping[str, Any], folder: Path) -> Iterator[Path]:
         for node in nodes
         if node["kind"] == "train" and node["parents"]
     }
-    for name, draw in drawn.items():
-        paths = [folder / f"{name}.{end}" for end in ENDS]
-        yield from (path for path in paths if draw(path))

@@ -16,14 +16,21 @@ from typing import Any
 from rbdc.disk import read_json
 from rbdc.errors import RbdcError, RunError
 from rbdc.experiments.results import SUMMARY
-from rbdc.report.run import node_status
+from rbdc.report.detectors import detectors_part
+from rbdc.report.run import last_scores, node_status
 from rbdc.tree.lock import holder
 from rbdc.tree.places import JOB, RESULT, RUN
 
-EVALUATED = ("epoch", "flops", "seconds", "top1", "ema_top1", "loss", "train_loss", "lr")
+_MEASURED = ("top1", "box_map", "mask_map")
+EVALUATED = (
+    *("epoch", "flops", "seconds", "loss", "train_loss", "lr"),
+    *_MEASURED,
+    *(f"ema_{name}" for name in _MEASURED),
+)
 LOGGED = ("epoch", "flops", "seconds", "loss", "lr")
 MOST_POINTS, MOST_OF_ONE = 60_000, 400  # of logged steps: of a run, of a training
 MOST_BLOCK_ROWS = 30  # times at which a training's blocks are shown
+_PARTS = ("setting", "transfer")  # of a request: what a comparison, a transfer is to do
 
 Columns = dict[str, list[Any]]
 
@@ -81,15 +88,17 @@ class Found:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """All of a run, or of a comparison, in its folder."""
+    """All of a run, of a comparison or of a transfer, in its folder."""
     found = Found(folder)
     run = found.json(folder / RUN)
     if not run and not found.missing:
         raise RunError(f"{folder} holds no run", f"A run's folder has a {RUN}.")
     described = {node["key"]: node for node in run.get("nodes", [])}
     summary = found.json(folder / SUMMARY)
-    trees = _trees(described, summary)
-    shown = dict.fromkeys(key for tree in trees for key in tree["keys"])
+    request = run.get("request") or {}
+    transfer = "transfer" in request
+    trees = [] if transfer else _trees(described, summary)
+    shown = dict.fromkeys(described if transfer else (k for tree in trees for k in tree["keys"]))
     points = max(20, min(MOST_OF_ONE, MOST_POINTS // max(1, len(shown))))
     owner = _tried(found, lambda: holder(folder))
     nodes = {
@@ -97,11 +106,10 @@ def read_run(folder: Path) -> dict[str, Any]:
     }
     for node in nodes.values():
         _place(node, nodes)
-    request = run.get("request") or {}
     result = found.json(folder / RESULT)
-    if result:  # a finished run: nothing can be waiting
-        lost = [node["folder"] for node in nodes.values() if node["state"] == "waiting"]
-        found.missing += [f"{place} is gone" for place in lost]
+    detectors = detectors_part(nodes, result, found.missing) if transfer else None
+    if result:
+        found.missing += _gone(nodes, detectors)
     return {
         "name": folder.resolve().name,
         "folder": str(folder),
@@ -109,17 +117,30 @@ def read_run(folder: Path) -> dict[str, Any]:
         "started": run.get("started"),
         "command": shlex.join(["rbdc", *run.get("command", [])]) if run else None,
         "about": request.get("plan") or request.get("setting") or {},
-        "recipe": request.get("recipe") or request.get("setting", {}).get("recipe") or {},
-        "asked": {k: v for k, v in request.items() if k not in ("plan", "recipe", "setting")},
+        "recipe": request.get("recipe") or _part(request).get("recipe") or {},
+        "asked": {k: v for k, v in request.items() if k not in ("recipe", "plan", *_PARTS)},
         "data": run.get("data", {}),
         **{part: run.get(part, {}) for part in ("environment", "engine", "machine")},
         "nodes": nodes,
         "trees": trees,
         "levels": _levels(nodes, trees[0]["keys"]) if trees and "plan" in request else [],
-        "result": {k: v for k, v in result.items() if k != "nodes"},
+        "result": {k: v for k, v in result.items() if k not in ("nodes", "rows")},
+        "transfer": detectors,
         "summary": summary,
         "missing": list(dict.fromkeys(found.missing)),
     }
+
+
+def _gone(nodes: Mapping[str, Any], detectors: Mapping[str, Any] | None) -> list[str]:
+    """Of a finished run nothing can be waiting, unless detectors were added to it."""
+    waiting = [node["folder"] for node in nodes.values() if node["state"] == "waiting"]
+    known = waiting if detectors is None else detectors["finished"]
+    return [f"{place} is gone" for place in waiting if place in known]
+
+
+def _part(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What a comparison or a transfer was asked to do."""
+    return next((request[name] for name in _PARTS if request.get(name)), {})
 
 
 def _tried(found: Found, read: Callable[[], Any]) -> Any:
@@ -135,22 +156,23 @@ def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) 
     place = found.folder / node["folder"]
     status = _tried(found, lambda: node_status(found.folder, node, running))
     result, job = found.json(place / RESULT), found.json(place / JOB)
-    method = node.get("method") or {}
+    method, detects = node.get("method") or {}, node["kind"] == "detect"
     coupled = node["parents"] or node["name"].startswith("standard")  # the one to compare with
     blocks = _thinned(found.lines(place / "blocks.jsonl"), MOST_BLOCK_ROWS) if coupled else []
     logged, evaluated = found.lines(place / "log.jsonl"), found.table(place / "summary.csv")
     so_far = {  # of a training that is not finished
         "seconds": max((row.get("seconds") or 0.0 for row in (*logged, *evaluated)), default=None),
-        "top1": evaluated[-1].get("ema_top1", evaluated[-1].get("top1")) if evaluated else None,
+        **last_scores(node["kind"], evaluated[-1] if evaluated else {}),
     }
     return {
         "state": "unreadable",
-        "top1": None,
+        **last_scores(node["kind"], {}),
         "flops": 0.0,
         "epochs": node.get("epochs"),
         **(status or {}),
         **({} if result else so_far),
         **{name: node.get(name) for name in ("key", "name", "kind", "level", "width", "folder")},
+        **({"backbone": node["backbone"], "scores": result.get("scores")} if detects else {}),
         "parents": node["parents"],
         "seed": str(node["seed"]) if "seed" in node else None,  # too long for JavaScript
         "planned_flops": node["flops"],
@@ -161,12 +183,17 @@ def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) 
         "images": result.get("images"),
         "proof_error": result.get("proof_error"),
         "norm_drift": result.get("norm_drift"),
-        "task": {k: v for k, v in job.get("task", {}).items() if k not in ("recipe", "seed")},
+        "task": {k: v for k, v in _task(job).items() if k not in ("recipe", "seed")},
         "lr": job.get("task", {}).get("recipe", {}).get("lr"),
         "history": _columns(evaluated, EVALUATED),
         "steps": _columns(_thinned(logged, points), LOGGED),
         "blocks": _blocks(blocks),
     }
+
+
+def _task(job: Mapping[str, Any]) -> dict[str, Any]:
+    """A training's settings, or what a detector is built on."""
+    return job.get("task") or job.get("backbone") or {}
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> Columns:

@@ -23,17 +23,17 @@ def run_status(folder: Path) -> dict[str, Any]:
         raise RunError(f"{folder} holds no run", f"A run's folder has a {RUN}.")
     owner = holder(folder)
     nodes = [node_status(folder, node, owner is not None) for node in run["nodes"]]
-    about = run["request"].get("plan") or run["request"]["setting"]  # a run's, or a comparison's
-    tree = [node for node in nodes if node["name"] != "standard"]
-    spent = sum(node["flops"] for node in tree)
+    request = run["request"]
+    about = request.get("plan") or request.get("setting") or {}  # a run's, a comparison's, neither
+    spent = sum(node["flops"] for node in nodes if not _is_beside(node))
     return {
         "folder": str(folder),
-        "model": about["model"],
+        "model": about.get("model"),
         "running": owner,
         "nodes": nodes,
         "spent_flops": spent,
         "planned_flops": about.get("training_flops") or sum(n["flops"] for n in run["nodes"]),
-        "baseline_flops": about["baseline_flops"],
+        "baseline_flops": about.get("baseline_flops"),
         "result": read_json(folder / RESULT),
     }
 
@@ -46,53 +46,72 @@ def node_status(folder: Path, node: Mapping[str, Any], someone_runs: bool) -> di
     status: dict[str, Any] = {
         name: node[name] for name in ("name", "kind", "level", "width", "folder", "key")
     }
-    status |= {"state": "waiting", "flops": 0.0, "epochs": node.get("epochs"), "top1": None}
+    status |= {"state": "waiting", "flops": 0.0, "epochs": node.get("epochs")}
+    status |= last_scores(node["kind"], {})
     if result:
-        status |= {"state": "done", "top1": result["top1"], "seconds": result["seconds"]}
+        status |= {"state": "done", "seconds": result.get("seconds")}
+        status |= {name: result.get(name) for name in last_scores(node["kind"], {})}
         status["flops"] = result.get("training_flops", 0.0)
     elif failed:
         status |= {"state": "failed", "error": failed["error"]}
     elif place.exists():
         status["state"] = "running" if someone_runs else "stopped"
     if progress and not result:
-        status |= {"progress": progress, "top1": (progress["scores"] or {}).get("top1")}
+        status |= {"progress": progress, **last_scores(node["kind"], progress["scores"] or {})}
         status["flops"] = node["flops"] * progress["step"] / progress["steps"]
     return status
+
+
+def last_scores(kind: str, scores: Mapping[str, Any]) -> dict[str, float | None]:
+    """What a job of this kind is judged by: of the averaged weights, where there are any."""
+    names = ("box_map", "mask_map") if kind == "detect" else ("top1",)
+    return {name: scores.get(f"ema_{name}", scores.get(name)) for name in names}
+
+
+def _is_beside(node: Mapping[str, Any]) -> bool:
+    """Standard training, which the tree is compared with; a backbone may have that name, too."""
+    return bool(node["name"] == "standard" and node["kind"] != "detect")
 
 
 _MARKS = {"done": "✓", "running": "▶", "stopped": "‖", "waiting": "·", "failed": "✗"}
 
 
 def status_table(status: Mapping[str, Any]) -> RenderableType:
-    """The tree, target first, with the state of each model and of each coupling."""
+    """The tree, target first, with the state of each model and of each coupling; or detectors."""
+    nodes = status["nodes"]
+    detects = any(node["kind"] == "detect" for node in nodes)
+    scores = {"box mAP": "box_map", "mask mAP": "mask_map"} if detects else {"top-1": "top1"}
     table = Table(box=SIMPLE, pad_edge=False)
-    for column in ("", "model", "state"):
-        table.add_column(column, no_wrap=column != "model")  # long names give way
-    for column in ("epochs", "top-1", "FLOPs"):
+    for column in ("", "detector" if detects else "model", "state"):
+        table.add_column(column, no_wrap=column in ("", "state"))  # long names give way
+    for column in ("epochs", *scores, "FLOPs"):
         table.add_column(column, justify="right", no_wrap=True)
-    for node in reversed(status["nodes"]):
-        name = "  " * node["level"] + f"{node['name']}, width {node['width']:g}"
+    for node in nodes if detects else reversed(nodes):
+        size = "" if detects else f", width {node['width']:g}"
         table.add_row(
             _MARKS[node["state"]],
-            Text(name, no_wrap=True, overflow="ellipsis"),
+            Text("  " * node["level"] + node["name"] + size, no_wrap=True, overflow="ellipsis"),
             _state(node),
             f"{node['epochs']:.4g}" if node["epochs"] else "",
-            f"{node['top1']:.2%}" if node["top1"] is not None else "",
+            *(f"{node[s]:.2%}" if node[s] is not None else "" for s in scores.values()),
             readable_flops(node["flops"]) if node["flops"] else "",
         )
+    return Group(table, *(Text(line) for line in _notes(status)))
+
+
+def _notes(status: Mapping[str, Any]) -> list[str]:
+    """What is spent, who is at work, and what went wrong."""
     share = status["spent_flops"] / status["planned_flops"]
     lines = [
         f"spent {readable_flops(status['spent_flops'])} of "
         f"{readable_flops(status['planned_flops'])} planned ({share:.1%})"
     ]
-    if any(node["name"] == "standard" for node in status["nodes"]):
+    if any(map(_is_beside, status["nodes"])):
         lines[0] += ", standard training beside it not counted"
     if owner := status["running"]:
         lines.append(f"run by process {owner.get('pid')} on {owner.get('host')}")
-    lines += [
-        f"{node['name']}: {node['error']}" for node in status["nodes"] if node["state"] == "failed"
-    ]
-    return Group(table, *(Text(line) for line in lines))
+    failed = [node for node in status["nodes"] if node["state"] == "failed"]
+    return [*lines, *(f"{node['name']}: {node['error']}" for node in failed)]
 
 
 def _state(node: Mapping[str, Any]) -> str:

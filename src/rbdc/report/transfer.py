@@ -1,86 +1,58 @@
 """Detectors for people: the table of the paper's layout, with differences and spread."""
 
 from collections.abc import Mapping, Sequence
-from statistics import stdev
 from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
-COLUMNS = {
-    "mAP": "ap",
-    "50": "ap50",
-    "75": "ap75",
-    "S": "ap_small",
-    "M": "ap_medium",
-    "L": "ap_large",
-}
-PARTS = (("boxes", "box"), ("masks", "mask"))
+from rbdc.report.precision import COLUMNS, PARTS, Cell, precision
 
 
 def transfer_table(result: Mapping[str, Any], *, by_class: bool = False) -> RenderableType:
     """Box and mask precision in percent: a row a backbone, then what it has more than the first."""
-    rows = [row for row in result["rows"] if row["trained"]]
-    if not rows:
+    found = precision(result["rows"])
+    if not found["boxes"]:
         return "no detector is trained yet"
-    tables: list[RenderableType] = [_precision_table(rows, part, title) for part, title in PARTS]
+    tables = [_precision_table(found[part], title) for part, title in PARTS.items()]
     if by_class:
-        tables.append(_class_table(rows))
+        tables.append(_class_table(found))
     return Group(*tables)
 
 
-def _precision_table(rows: Sequence[Mapping[str, Any]], part: str, title: str) -> Table:
+def _precision_table(lines: Sequence[Mapping[str, Any]], title: str) -> Table:
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column(title, overflow="fold")
     for column in COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(row["backbone"], *(_cell(row, part, name) for name in COLUMNS.values()))
-    for row in rows[1:]:
-        table.add_row(
-            f"{row['backbone']} - {rows[0]['backbone']}",
-            *(_difference(row, rows[0], part, name) for name in COLUMNS.values()),
-            style="dim",
-        )
+    for line in lines:
+        cells = [_text(line["cells"][name]) for name in COLUMNS.values()]
+        table.add_row(Text(line["backbone"]), *cells)  # a name is no markup
+    for line in lines[1:]:
+        cells = [_text(line["more"][name], sign="+") for name in COLUMNS.values()]
+        name = Text(f"{line['backbone']} - {lines[0]['backbone']}")
+        table.add_row(name, *cells, style="dim")
     return table
 
 
-def _values(row: Mapping[str, Any], part: str, name: str) -> list[float | None]:
-    return [trained["scores"][part][name] for trained in row["trained"]]
-
-
-def _cell(row: Mapping[str, Any], part: str, name: str) -> str:
-    """The mean over seeds, with their standard deviation where there are several."""
-    known = [value for value in _values(row, part, name) if value is not None]
-    if not known:
+def _text(cell: Cell | None, sign: str = "") -> str:
+    """The mean over seeds in percent, with their standard deviation where there are several."""
+    if cell is None or cell["mean"] is None:
         return "–"
-    spread = f" ± {100 * stdev(known):.1f}" if len(known) > 1 else ""
-    return f"{100 * row['mean'][part][name]:.1f}{spread}"
+    spread = "" if cell["spread"] is None else f" ± {100 * cell['spread']:.1f}"
+    return f"{100 * cell['mean']:{sign}.1f}{spread}"
 
 
-def _difference(row: Mapping[str, Any], first: Mapping[str, Any], part: str, name: str) -> str:
-    """Of the same seeds, one by one."""
-    pairs = zip(_values(row, part, name), _values(first, part, name), strict=False)
-    known = [100 * (a - b) for a, b in pairs if a is not None and b is not None]
-    if not known:
-        return "–"
-    spread = f" ± {stdev(known):.1f}" if len(known) > 1 else ""
-    return f"{sum(known) / len(known):+.1f}{spread}"
-
-
-def _class_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _class_table(found: Mapping[str, Any]) -> Table:
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("mAP by class")
-    for row in rows:
-        for _, title in PARTS:
-            table.add_column(f"{row['backbone']} {title}", justify="right")
-    for name in rows[0]["trained"][0]["scores"]["boxes"]["by_class"]:
-        cells = []
-        for row in rows:
-            for part, _ in PARTS:
-                values = [t["scores"][part]["by_class"].get(name) for t in row["trained"]]
-                known = [value for value in values if value is not None]
-                cells.append(f"{100 * sum(known) / len(known):.1f}" if known else "–")
-        table.add_row(name, *cells)
+    for line in found["boxes"]:
+        for title in PARTS.values():
+            table.add_column(Text(f"{line['backbone']} {title}"), justify="right")
+    for one in found["classes"]:
+        pairs = zip(*(one[part] for part in PARTS), strict=True)
+        cells = [_text({"mean": value, "spread": None}) for pair in pairs for value in pair]
+        table.add_row(Text(one["name"]), *cells)
     return table

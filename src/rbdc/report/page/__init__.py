@@ -14,15 +14,20 @@ from plotly.offline import get_plotlyjs
 
 from rbdc.disk import write_text
 from rbdc.errors import RbdcError
+from rbdc.report.page.sheets import MOST_BYTES, add_sheets
 from rbdc.report.read import read_run
 
 REPORT, MARK = "report.html", b'name="generator" content="rbdc"'
-SCRIPTS = ("dom.js", "tree.js", "charts.js", "page.js")
+SCRIPTS = ("dom.js", "tree.js", "charts.js", "transfer.js", "page.js")
 
 
 def read_state(folders: Sequence[Path]) -> dict[str, Any]:
     """What the page shows."""
-    state: dict[str, Any] = _finite({"runs": [read_run(folder) for folder in folders]})
+    runs = [read_run(folder) for folder in folders]
+    with_sheets = sum(bool(run["transfer"]) for run in runs)
+    for run in runs:
+        add_sheets(run, MOST_BYTES // max(1, with_sheets))
+    state: dict[str, Any] = _finite({"runs": runs})
     return state
 
 

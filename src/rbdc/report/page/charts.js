@@ -26,6 +26,11 @@ function plot(element, traces, layout, click) {
 
 const X_AXES = [["epochs", "epochs, parents' before"], ["flops", "FLOPs, parents' included"], ["time", "time, parents' included"]];
 const Y_AXES = [["top1", "test accuracy"], ["loss", "test loss"], ["train", "training loss"], ["lr", "learning rate"]];
+const DETECTOR_X_AXES = [["epochs", "epochs"], ["flops", "FLOPs"], ["time", "time"]]; // it has no parents
+const DETECTOR_Y_AXES = [["mask_map", "mask mAP"], ["box_map", "box mAP"], ["train", "training loss"], ["lr", "learning rate"]];
+const UNITS = { top1: "top-1 accuracy (%)", mask_map: "mask mAP (%)", box_map: "box mAP (%)", loss: "test loss", train: "training loss", lr: "learning rate" };
+const curveAxes = (run) => (run.transfer ? [DETECTOR_X_AXES, DETECTOR_Y_AXES] : [X_AXES, Y_AXES]);
+const scored = (columns, name) => columns[`ema_${name}`] || columns[name]; // the averaged weights' where there are any
 
 function curveX(node, columns, axis, unit) {
   if (axis === "flops") return columns.flops.map((value) => value / unit);
@@ -35,9 +40,9 @@ function curveX(node, columns, axis, unit) {
 
 function curve(node, x, y, unit) {
   const columns = y === "train" || y === "lr" ? node.steps : node.history;
-  const values = columns[{ top1: "ema_top1" in columns ? "ema_top1" : "top1", loss: "loss", train: "loss", lr: "lr" }[y]];
+  const values = scored(columns, y === "train" ? "loss" : y), share = UNITS[y].endsWith("(%)");
   if (!values || !values.length) return null;
-  const xs = curveX(node, columns, x, unit), ys = values.map((value) => (y === "top1" && value !== null ? 100 * value : value));
+  const xs = curveX(node, columns, x, unit), ys = values.map((value) => (share && value !== null ? 100 * value : value));
   const start = { top1: 100 * node.start_top1, loss: node.start_loss }[y]; // right after the coupling
   if (isNumber(start) && isNumber(node.start_top1)) {
     const own = { epoch: [0], flops: [node.flops_before], seconds: [0] };
@@ -47,35 +52,43 @@ function curve(node, x, y, unit) {
   return { xs, ys };
 }
 
+function curveLook(run, node) {
+  // what its line stands for in the legend: a level of the tree, or a backbone
+  if (run.transfer) {
+    const number = run.transfer.backbones.findIndex(({ name }) => name === node.backbone);
+    return { group: node.backbone, colour: levelColour(number), dash: ["solid", "dash", "dot"][Math.floor(number / 5) % 3], symbol: SHAPES[number % SHAPES.length] };
+  }
+  const standard = node.name.startsWith("standard");
+  return { group: standard ? "standard" : `width ${digits(node.width)}`, colour: standard ? style("--quiet") : levelColour(node.level), dash: standard ? "dash" : "solid", symbol: "circle" };
+}
+
 function drawCurves(element, run, nodes, x, y) {
   const unit = run.about.baseline_flops || 1, seen = new Set();
   const traces = nodes.map((node) => {
     const found = curve(node, x, y, unit);
     if (!found) return null;
-    const standard = node.name.startsWith("standard"), group = standard ? "standard" : `width ${digits(node.width)}`;
-    const first = !seen.has(group);
+    const { group, colour, dash, symbol } = curveLook(run, node), first = !seen.has(group);
     seen.add(group);
-    const colour = standard ? style("--quiet") : levelColour(node.level);
     const few = found.xs.length < 60 && y !== "train" && y !== "lr";
     return {
       x: found.xs, y: found.ys, name: group, legendgroup: group, showlegend: first, mode: few ? "lines+markers" : "lines",
-      line: { color: colour, width: 1.5, dash: standard ? "dash" : "solid" }, marker: { size: 5 },
+      line: { color: colour, width: 1.5, dash }, marker: { size: 5, symbol },
       text: found.xs.map(() => node.name), hovertemplate: "%{text}<br>%{y:.4~g} at %{x:.4~g}<extra></extra>",
     };
   }).filter(Boolean);
   const titles = { epochs: "epochs", flops: run.about.baseline_flops ? "FLOPs, standard training is 1" : "FLOPs", time: "minutes" };
-  const units = { top1: "top-1 accuracy (%)", loss: "test loss", train: "training loss", lr: "learning rate" };
-  plot(element, traces, { xaxis: { title: { text: titles[x] }, rangemode: "tozero" }, yaxis: { title: { text: units[y] } } });
+  plot(element, traces, { xaxis: { title: { text: titles[x] }, rangemode: "tozero" }, yaxis: { title: { text: UNITS[y] } } });
 }
 
 function drawNode(element, node) {
-  const start = isNumber(node.start_top1), scores = node.history.ema_top1 || node.history.top1 || [];
+  const start = isNumber(node.start_top1), detects = node.kind === "detect";
+  const line = (name, title, colour) => ({ x: [...(start ? [0] : []), ...(node.history.epoch || [])], y: [...(start ? [node.start_top1] : []), ...(scored(node.history, name) || [])].map((v) => 100 * v), name: title, mode: "lines+markers", line: { color: colour } });
   const traces = [
     { x: node.steps.epoch, y: node.steps.loss, name: "training loss", mode: "lines", line: { color: style("--quiet"), width: 1 }, yaxis: "y2" },
-    { x: [...(start ? [0] : []), ...(node.history.epoch || [])], y: [...(start ? [node.start_top1] : []), ...scores].map((v) => 100 * v), name: "test accuracy (%)", mode: "lines+markers", line: { color: levelColour(node.level) } },
+    ...(detects ? [line("box_map", "box mAP (%)", levelColour(0)), line("mask_map", "mask mAP (%)", levelColour(1))] : [line("top1", "test accuracy (%)", levelColour(node.level))]),
   ].filter((trace) => trace.x && trace.y);
   plot(element, traces, {
-    height: 280, xaxis: { title: { text: "epochs" }, rangemode: "tozero" }, yaxis: { title: { text: "top-1 (%)" } },
+    height: 280, xaxis: { title: { text: "epochs" }, rangemode: "tozero" }, yaxis: { title: { text: detects ? "mAP (%)" : "top-1 (%)" } },
     yaxis2: { overlaying: "y", side: "right", title: { text: "training loss" }, showgrid: false, automargin: true, tickmode: "auto" },
   });
 }

@@ -40,10 +40,11 @@ function duration(seconds) {
 function table(columns, rows) {
   // columns: [title, is it a number]; rows: arrays of text, numbers as text, or elements
   const kind = (number) => ({ class: columns[number][1] ? "number" : "text" });
+  const line = (row) => h("tr", { class: ["first", "quiet"].filter((name) => row[name]).join(" ") || null }, row.map((cell, i) => h("td", kind(i), cell)));
+  const title = (row) => h("tr", { class: "title" }, h("th", { colspan: columns.length, scope: "rowgroup" }, row[0])); // of the rows below it
   return h("div", { class: "scroll" }, h("table", {},
     h("thead", {}, h("tr", {}, columns.map(([title], i) => h("th", kind(i), title)))),
-    h("tbody", {}, rows.map((row) => h("tr", { class: row.first ? "first" : null },
-      row.map((cell, i) => h("td", kind(i), cell)))))));
+    h("tbody", {}, rows.map((row) => (row.title ? title(row) : line(row))))));
 }
 
 function facts(pairs) {

@@ -2,12 +2,12 @@
 "use strict";
 
 let state = JSON.parse(document.getElementById("state").textContent);
-const chosen = { run: 0, tree: null, node: null, x: "epochs", y: "top1", show: "all", trade: "flops", weights: null, layer: 0, time: null };
+const chosen = { run: 0, tree: null, node: null, x: "epochs", y: "top1", show: "all", trade: "flops", weights: null, layer: 0, time: null, sheet: null, size: "fit" };
 const parts = {}; // section name -> element
 
 const run = () => state.runs[chosen.run];
 const tree = () => run().trees[chosen.tree] || run().trees.reduce((most, next) => (next.keys.length > most.keys.length ? next : most));
-const trainings = () => tree().keys.map((key) => run().nodes[key]).filter((node) => node.kind === "train");
+const trainings = () => (run().transfer ? detectorsOf(run()) : tree().keys.map((key) => run().nodes[key]).filter((node) => node.kind === "train"));
 
 function set(changes, ...names) {
   Object.assign(chosen, changes);
@@ -15,7 +15,9 @@ function set(changes, ...names) {
 }
 
 function draw(name) {
+  const opened = new Set([...parts[name].querySelectorAll("details[open] > summary")].map((summary) => summary.textContent));
   parts[name].replaceChildren(...[SECTIONS[name]()].flat(2).filter((child) => child !== null && child !== undefined));
+  for (const summary of parts[name].querySelectorAll("summary")) summary.parentElement.open = opened.has(summary.textContent);
   (AFTER[name] || (() => {}))(parts[name]);
 }
 
@@ -35,9 +37,9 @@ const SECTIONS = {
     if (state.runs.length < 2) return [];
     return [
       h("h2", {}, "Runs"),
-      table([["run"], ["model"], ["state"], ["top-1", true], ["FLOPs", true], ["of standard's", true]], state.runs.map((r, i) => [
-        h("button", { type: "button", onclick: () => { Object.assign(chosen, { run: i, tree: null, node: null, weights: null, time: null }); drawAll(); } }, r.name),
-        r.about.model ? modelName(r.about.model) : "–", runState(r), percent(r.result.top1), flops(r.result.training_flops), digits(r.result.normalized_flops, 3),
+      table([["run"], ["model"], ["state"], ["result", true], ["FLOPs", true], ["of standard's", true]], state.runs.map((r, i) => [
+        h("button", { type: "button", onclick: () => { Object.assign(chosen, { run: i, tree: null, node: null, show: "all", weights: null, time: null, sheet: null }); drawAll(); } }, r.name),
+        modelText(r) || "–", runState(r), ...(r.transfer ? transferResult(r) : [isNumber(r.result.top1) ? `top-1 ${percent(r.result.top1)}` : "–", flops(r.result.training_flops), digits(r.result.normalized_flops, 3)]),
       ])),
       h("p", { class: "quiet" }, `Below: ${run().name}`),
     ];
@@ -45,7 +47,7 @@ const SECTIONS = {
 
   verdict() {
     const r = run(), result = r.result;
-    const lines = [h("p", { class: "quiet" }, [r.about.model ? modelName(r.about.model) : null, dataText(r), runState(r), r.started ? `begun ${new Date(r.started).toLocaleString()}` : null].filter(Boolean).join(" · "))];
+    const lines = [h("p", { class: "quiet" }, [modelText(r), dataText(r), runState(r), r.started ? `begun ${new Date(r.started).toLocaleString()}` : null].filter(Boolean).join(" · "))];
     if (isNumber(result.top1)) {
       lines.push(h("p", { class: "verdict" }, `RBDC: top-1 ${percent(result.top1)} with ${flops(result.training_flops)} for all models of the tree, ${digits(result.normalized_flops, 3)} times what ${digits(r.about.baseline_epochs)} epochs of standard training cost.`));
       if (result.standard) {
@@ -53,6 +55,7 @@ const SECTIONS = {
         lines.push(h("p", { class: "verdict" }, `Standard training with the same FLOPs: top-1 ${percent(result.standard.top1)}. ${gap === 0 ? "No difference" : `${Math.abs(gap).toFixed(2)} points ${gap > 0 ? "more" : "less"} for RBDC`}; one seed, so a hint, not a result.`));
       }
     }
+    if (r.transfer) lines.push(...transferVerdict(r.transfer).map((text) => h("p", { class: "verdict" }, text)));
     if (r.missing.length) lines.push(h("div", { class: "missing" }, h("p", {}, "What is missing here:"), h("ul", {}, r.missing.map((text) => h("li", {}, text)))));
     return lines;
   },
@@ -67,8 +70,15 @@ const SECTIONS = {
     ];
   },
 
+  precision: () => (run().transfer ? precisionSection(run().transfer) : []),
+
+  sheets: () => (run().transfer ? sheetSection(detectorsOf(run()), chosen, (changes) => set(changes, "sheets")) : []),
+
+  detectors: () => (run().transfer ? detectorsSection(detectorsOf(run()), chosen.node, (key) => set({ node: key === chosen.node ? null : key }, "detectors", "node")) : []),
+
   tree() {
     const r = run();
+    if (r.transfer) return [];
     if (!r.trees.length) return [h("h2", {}, "The tree"), h("p", { class: "quiet" }, "No models are known of this run.")];
     const pick = r.trees.length > 1
       ? h("div", { class: "controls" }, choice("trial", r.trees.map((t, i) => [i, t.title]), r.trees.indexOf(tree()), (i) => set({ tree: Number(i), node: null, show: "all", weights: null, time: null }, "tree", "node", "curves", "weights")))
@@ -88,7 +98,8 @@ const SECTIONS = {
       ["state", stateText(node)], ["error", node.error], ["width", digits(node.width)], ["epochs", isNumber(node.epochs) ? digits(node.epochs) : null],
       ["right after coupling", isNumber(node.start_top1) ? percent(node.start_top1) : null],
       ["top-1", isNumber(node.top1) ? percent(node.top1) : null], ["top-5", isNumber(node.top5) ? percent(node.top5) : null],
-      ["best", node.best ? `${percent(node.best.top1)} at epoch ${digits(node.best.epoch)}` : null],
+      ["box mAP", isNumber(node.box_map) ? percent(node.box_map) : null], ["mask mAP", isNumber(node.mask_map) ? percent(node.mask_map) : null],
+      ["best", node.best ? `${percent(node.best[node.kind === "detect" ? "mask_map" : "top1"])} at epoch ${digits(node.best.epoch)}` : null],
       ["FLOPs", node.planned_flops ? `${flops(node.flops)} of ${flops(node.planned_flops)} planned` : null],
       ["parents", node.kind === "grow" ? node.parents.map((key) => shortName(run().nodes[key])).join(", ") : null], ["time", node.seconds ? duration(node.seconds) : null],
       ["images a second", node.images && node.seconds ? digits(node.images / node.seconds, 3) : null],
@@ -121,15 +132,16 @@ const SECTIONS = {
   },
 
   curves() {
-    if (!run().trees.length) return [];
-    const levels = [...new Set(trainings().map((node) => node.level))];
-    const shows = [["all", "all models"], ["path", "one way from leaf to target"], ...levels.map((level) => [level, level === 0 ? "target" : `level ${level}`])];
+    const r = run();
+    if (!r.trees.length && !r.transfer) return [];
+    const [xs, ys] = curveAxes(r), title = h("h2", {}, "Learning curves");
+    if (!trainings().some((node) => node.history.epoch || node.steps.epoch)) return [title, h("p", { class: "quiet" }, "Nothing is measured yet.")];
     return [
-      h("h2", {}, "Learning curves"),
+      title,
       h("div", { class: "controls" },
-        choice("show", shows, chosen.show, (show) => set({ show }, "curves")),
-        choice("what", Y_AXES, chosen.y, (y) => set({ y }, "curves")),
-        choice("against", X_AXES, chosen.x, (x) => set({ x }, "curves"))),
+        choice("show", shows(r), chosen.show, (show) => set({ show }, "curves")),
+        choice("what", ys, curveY(r), (y) => set({ y }, "curves")),
+        choice("against", xs, chosen.x, (x) => set({ x }, "curves"))),
       chart("curves"),
     ];
   },
@@ -153,6 +165,10 @@ const SECTIONS = {
     ];
   },
 
+  cost: () => (run().transfer ? costSection(run().transfer) : []),
+
+  data: () => (run().transfer ? dataSection(run().data) : []),
+
   repeat() {
     const r = run();
     const loads = r.result.timm_loads === false ? `rbdc.load("${r.folder}/model")` : `timm.create_model("local-dir:${r.folder}/model", pretrained=True)`;
@@ -161,11 +177,12 @@ const SECTIONS = {
       r.command ? h("pre", {}, r.command) : null,
       !r.command ? null : h("p", { class: "quiet" }, "The same command on the same folder goes on with a run that was stopped; on another folder it repeats it."),
       isNumber(r.result.top1) ? [h("h3", {}, "The model"), h("pre", {}, loads)] : null,
-      facts([
+      r.transfer ? loadDetectors(r) : null,
+      r.transfer ? null : facts([
         ["data", dataText(r)], ["fingerprint", r.data.fingerprint], ["classes", (r.data.class_names || []).join(", ")],
         ...Object.entries(r.asked).filter(([name]) => name !== "data_set").map(([name, value]) => [name.replaceAll("_", " "), plain(value)]),
       ]),
-      ...[["recipe", r.recipe], ["plan", r.about], ["versions", r.environment], ["machine", { ...r.machine, ...r.engine }]].map(([name, values]) =>
+      ...[["recipe", r.recipe], ["plan", r.about], ["versions", r.environment], ["machine", { ...r.machine, ...r.engine }]].filter(([name]) => name !== "plan" || !r.transfer).map(([name, values]) =>
         h("details", {}, h("summary", {}, name), facts(Object.entries(values).map(([key, value]) => [key, plain(value)])))),
     ];
   },
@@ -174,7 +191,7 @@ const SECTIONS = {
 const AFTER = {
   compare: (section) => { const e = charts(section, "trade"); if (e) drawTrade(e, run().summary, chosen.trade); },
   node: (section) => { const e = charts(section, "node"), node = run().nodes[chosen.node]; if (e && node.history.epoch) drawNode(e, node); },
-  curves: (section) => { const e = charts(section, "curves"); if (e) drawCurves(e, run(), shown(), chosen.x, chosen.y); },
+  curves: (section) => { const e = charts(section, "curves"); if (e) drawCurves(e, run(), shown(), chosen.x, curveY(run())); },
   weights: (section) => {
     const nodes = run().trees.length ? trainings().filter(hasBlocks) : [];
     if (!nodes.length) return;
@@ -191,6 +208,7 @@ const weightNode = (nodes) => nodes.find((node) => node.key === chosen.weights) 
 function shown() {
   const nodes = trainings();
   if (chosen.show === "all") return nodes;
+  if (run().transfer) return nodes.filter((node) => `backbone ${node.backbone}` === chosen.show);
   if (chosen.show === "path") {
     const path = [], all = run().nodes;
     for (let node = nodes.find((n) => shortName(n) === "target") || nodes[nodes.length - 1]; node; ) {
@@ -203,11 +221,26 @@ function shown() {
   return nodes.filter((node) => String(node.level) === String(chosen.show));
 }
 
+function shows(r) {
+  if (r.transfer) return [["all", "all detectors"], ...r.transfer.backbones.map(({ name }) => [`backbone ${name}`, name])];
+  const levels = [...new Set(trainings().map((node) => node.level))];
+  return [["all", "all models"], ["path", "one way from leaf to target"], ...levels.map((level) => [level, level === 0 ? "target" : `level ${level}`])];
+}
+
+// what is chosen may be of another run
+const curveY = (r) => (curveAxes(r)[1].find(([name]) => name === chosen.y) || curveAxes(r)[1][0])[0];
+
+function modelText(r) {
+  if (r.transfer) return `Mask R-CNN on ${r.transfer.backbones.map(({ name }) => name).join(", ")}`;
+  return r.about.model ? modelName(r.about.model) : null;
+}
+
 function modelName(model) {
   return typeof model === "string" ? model : `${model.name}${model.width === 1 ? "" : ` at width ${digits(model.width)}`}`;
 }
 
 function dataText(r) {
+  if (r.transfer) return splitsText(r.data);
   return r.data.name ? `${r.data.name}, ${r.data.train_images} training and ${r.data.test_images} test images` : null;
 }
 
