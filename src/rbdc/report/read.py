@@ -193,7 +193,10 @@ def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) 
 
 def _task(job: Mapping[str, Any]) -> dict[str, Any]:
     """A training's settings, or what a detector is built on."""
-    return job.get("task") or job.get("backbone") or {}
+    backbone = job.get("backbone") or {}
+    spec = backbone.get("spec") or {}
+    built_on = {"model": spec.get("name"), "weights": backbone.get("sha256") or "untrained"}
+    return job.get("task") or ({**spec.get("arguments", {}), **built_on} if spec else {})
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> Columns:

@@ -14,8 +14,8 @@ from plotly.offline import get_plotlyjs
 
 from rbdc.disk import write_text
 from rbdc.errors import RbdcError
-from rbdc.report.page.sheets import MOST_BYTES, add_sheets
 from rbdc.report.read import read_run
+from rbdc.report.sheets import MOST_BYTES, add_sheets
 
 REPORT, MARK = "report.html", b'name="generator" content="rbdc"'
 SCRIPTS = ("dom.js", "tree.js", "charts.js", "transfer.js", "page.js")

@@ -1,0 +1,111 @@
+"""Figures of detectors, fit for a paper: their precision as they learn, and at the end."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rbdc.report.compare import COLOURS, MARKERS
+from rbdc.report.figures import bare, markers, save_figure
+from rbdc.report.precision import PARTS
+
+_COLOURS = COLOURS[1:]  # black is standard training's
+_LONGEST = 34  # letters of a name beside a figure
+_MEASURED = {"box mAP (%)": "box_map", "mask mAP (%)": "mask_map"}
+
+
+def draw_precision_curves(
+    nodes: Mapping[str, Mapping[str, Any]], backbones: Sequence[Mapping[str, Any]], path: Path
+) -> bool:
+    """Box and mask mAP epoch by epoch: a colour a backbone, a line a seed."""
+    if not any(node["history"].get("epoch") for node in nodes.values()):
+        return False
+    figure = _figure((9, 3.6))
+    for axes, (title, measured) in zip(figure.subplots(1, 2), _MEASURED.items(), strict=True):
+        for number, backbone in enumerate(backbones):
+            drawn = [nodes[key]["history"] for key in backbone["keys"]]
+            for history in (history for history in drawn if history.get("epoch")):
+                values = history.get(f"ema_{measured}") or history.get(measured) or []
+                axes.plot(
+                    history["epoch"][: len(values)],
+                    [None if value is None else 100 * value for value in values],
+                    **_style(number, marked=bool(markers(len(values)))),
+                )
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("epochs")
+        axes.set_title(title, loc="left", fontsize="medium")
+        axes.grid(axis="y", color="0.9")
+        bare(axes)
+    _legend(figure, [backbone["name"] for backbone in backbones])
+    return save_figure(figure, path)
+
+
+def draw_precision(precision: Mapping[str, Any], path: Path) -> bool:
+    """Box and mask mAP of each backbone: means over seeds with their standard deviation."""
+    lines = precision["boxes"]
+    if not lines:
+        return False
+    figure = _figure((9, 1.3 + 0.38 * len(lines)))
+    many = any(line["seeds"] > 1 for line in lines)
+    spread = ", mean and standard deviation over seeds" if many else ""
+    names = [_short(line["backbone"]) for line in lines]
+    for axes, (part, title) in zip(figure.subplots(1, 2), PARTS.items(), strict=True):
+        _bars(axes, [line["cells"]["ap"] for line in precision[part]])
+        axes.set_xlabel(f"{title} mAP (%){spread}", fontsize="small" if many else None)
+        axes.set_yticks(range(len(lines)), names, parse_math=False)
+        axes.invert_yaxis()  # the first backbone on top
+        bare(axes)
+        names = [""] * len(lines)  # said once
+    return save_figure(figure, path)
+
+
+def _bars(axes: Any, cells: Sequence[Mapping[str, Any] | None]) -> None:
+    ends = [0.0]
+    for number, cell in enumerate(cells):
+        if cell is None:
+            axes.text(0, number, " –", va="center")
+            continue
+        value, spread = 100 * cell["mean"], 100 * (cell["spread"] or 0.0)
+        axes.barh(
+            number,
+            value,
+            height=0.65,
+            color=_style(number)["color"],
+            xerr=spread or None,
+            error_kw={"ecolor": "0.25", "capsize": 3, "elinewidth": 1},
+        )
+        ends.append(value + spread)
+        known = f" ± {spread:.1f}" if cell["spread"] is not None else ""
+        axes.text(value + spread, number, f"  {value:.1f}{known}", va="center")
+    axes.set_xlim(0, 1.35 * max(ends) or 1.0)  # room for the numbers
+
+
+def _legend(figure: Any, names: Sequence[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], label=_short(name), **_style(number)) for number, name in enumerate(names)
+    ]
+    legend = figure.legend(handles=handles, loc="outside right upper", frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a dollar in a name is a dollar
+
+
+def _style(number: int, *, marked: bool = True) -> dict[str, Any]:
+    return {
+        "color": _COLOURS[number % len(_COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)] if marked else None,
+        "markersize": 4,
+        "linewidth": 1.3,
+    }
+
+
+def _short(name: str) -> str:
+    half = _LONGEST // 2
+    return name if len(name) <= _LONGEST else f"{name[: half - 1]}…{name[-half:]}"
+
+
+def _figure(size: tuple[float, float]) -> Any:
+    from matplotlib.figure import Figure  # heavy, and only pictures need it
+
+    return Figure(figsize=size, layout="constrained")

@@ -1,0 +1,61 @@
+"""What only a transfer has: detectors by backbone, their precision and their cost."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rbdc.report.precision import COLUMNS, PARTS, has_scores, precision
+
+_COST = ("total_parameters", "total_flops", "height", "width", "proposals", "detections")
+
+Nodes = Mapping[str, dict[str, Any]]
+
+
+def detectors_part(nodes: Nodes, result: Mapping[str, Any], missing: list[str]) -> dict[str, Any]:
+    """What the page and the figures show of a transfer, finished or not.
+
+    Precision comes from the detectors' own results, so that it is there as soon as one is trained;
+    the cost comes with the result of the run. Scores are taken out of the nodes: they are long. All
+    that has an order is a list, because the page's JSON is sorted by its keys.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for node in nodes.values():
+        row = rows.setdefault(
+            node["backbone"], {"backbone": node["backbone"], "keys": [], "trained": []}
+        )
+        row["keys"].append(node["key"])
+        found = {"seed": node["seed"], "scores": node.pop("scores")}
+        if has_scores(found):
+            row["trained"].append(found)
+        elif node["state"] == "done":
+            missing.append(f"{node['folder']}/result.json: it has no scores")
+    finished = [row for row in result.get("rows", []) if isinstance(row, dict)]
+    return {
+        "detectors": list(nodes),
+        "backbones": [{"name": row["backbone"], "keys": row["keys"]} for row in rows.values()],
+        "columns": list(COLUMNS.items()),
+        "parts": list(PARTS.items()),
+        "precision": precision(list(rows.values())),
+        "costs": _costs(finished),
+        "finished": [one.get("folder") for row in finished for one in row.get("trained", [])],
+    }
+
+
+def _costs(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What a detector costs, each cost once with the backbones that have it."""
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        cost = row.get("cost")
+        if not isinstance(cost, dict) or not isinstance(cost.get("parameters"), dict):
+            continue
+        flops = cost.get("flops") or {}
+        shown = {name: cost.get(name) for name in _COST} | {
+            "parts": [
+                {"name": name, "parameters": count, "flops": flops.get(name)}
+                for name, count in cost["parameters"].items()
+            ]
+        }
+        same = next((one for one in found if one["cost"] == shown), None)
+        if same is None:
+            found.append(same := {"cost": shown, "backbones": []})
+        same["backbones"].append(row.get("backbone"))
+    return [{**one["cost"], "backbones": one["backbones"]} for one in found]

@@ -1,0 +1,90 @@
+"""Detectors' precision over seeds: the one place where it is averaged.
+
+The table in the terminal, the page and the figures show what is worked out here.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+COLUMNS = {
+    "mAP": "ap",
+    "50": "ap50",
+    "75": "ap75",
+    "S": "ap_small",
+    "M": "ap_medium",
+    "L": "ap_large",
+}
+PARTS = {"boxes": "box", "masks": "mask"}
+
+Row = Mapping[str, Any]
+Cell = dict[str, float | None]
+
+
+def precision(rows: Sequence[Row]) -> dict[str, Any]:
+    """Means and standard deviations over seeds, and what each backbone has more than the first.
+
+    `rows` are those of a transfer's result: each names its backbone, and has the seed and the
+    scores of each detector that is trained. What no detector was scored on is None.
+    """
+    rows = [row for row in rows if row["trained"]]
+    first = rows[0] if rows else None
+    return {
+        part: [
+            {
+                "backbone": row["backbone"],
+                "seeds": len(row["trained"]),
+                "cells": {name: _cell(_by_seed(row, part, name)) for name in COLUMNS.values()},
+                "more": None if row is first else _differences(row, rows[0], part),
+            }
+            for row in rows
+        ]
+        for part in PARTS
+    } | {"classes": _classes(rows)}
+
+
+def has_scores(result: Row) -> bool:
+    """Whether a detector's result holds what is averaged here; a file may be anything."""
+    scores = result.get("scores")
+    return isinstance(scores, dict) and all(
+        isinstance(scores.get(part), dict) and COLUMNS["mAP"] in scores[part] for part in PARTS
+    )
+
+
+def _differences(row: Row, first: Row, part: str) -> dict[str, Cell | None]:
+    """From the first backbone's detectors of the same seeds, one by one."""
+    found = {}
+    for name in COLUMNS.values():
+        ours, theirs = _by_seed(row, part, name), _by_seed(first, part, name)
+        found[name] = _cell({seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs})
+    return found
+
+
+def _by_seed(row: Row, part: str, name: str) -> dict[Any, float]:
+    values = {one["seed"]: one["scores"][part].get(name) for one in row["trained"]}
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def _cell(by_seed: Mapping[Any, float]) -> Cell | None:
+    values = list(by_seed.values())
+    if not values:
+        return None
+    return {"mean": mean(values), "spread": stdev(values) if len(values) > 1 else None}
+
+
+def _classes(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Of each class the mean of every backbone, of boxes and of masks."""
+    everyone = [one["scores"] for row in rows for one in row["trained"]]
+    names = dict.fromkeys(
+        name for scores in everyone for part in PARTS for name in scores[part].get("by_class", {})
+    )
+    return [
+        {"name": name, **{part: [_class_mean(row, part, name) for row in rows] for part in PARTS}}
+        for name in names
+    ]
+
+
+def _class_mean(row: Row, part: str, name: str) -> float | None:
+    values = [one["scores"][part].get("by_class", {}).get(name) for one in row["trained"]]
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
