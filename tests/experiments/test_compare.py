@@ -90,7 +90,7 @@ def test_the_same_in_a_call(folder: Path, done: tuple[Path, dict[str, Any]]) -> 
         asked=rbdc.Asked(protocols=("standard", "rbdc:1", "net2net"), seeds=2),
         machine=QUICK,
         watch=lambda event: started.append(event) if event.kind == "started" else None,
-        transition=("restart",),
+        transition=("carry",),
         baseline_epochs=4.0,
         **{**fields, **given, "scale": None, "mean": None, "std": None},
     )

@@ -126,9 +126,14 @@ def test_ctrl_c_ends_the_watch_and_nothing_else(copied: Path) -> None:
 def test_ctrl_c_is_exit_code_0(copied: Path) -> None:
     Undone(copied)
     command = [sys.executable, "-m", "rbdc.cli", "status", str(copied), "--watch", "--json"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:  # tests that a shell runs in the background ignore Ctrl-C, and so would what they start
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         assert process.stdout and process.stderr
         assert json.loads(process.stdout.readline())["result"] is None
         process.send_signal(signal.SIGINT)

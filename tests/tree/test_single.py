@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rbdc.errors import RunError
+from rbdc.report.run import run_status
 from rbdc.tree.lock import locked
 from rbdc.tree.prepare import Prepared
 from rbdc.tree.store import Store
@@ -56,6 +57,8 @@ def test_several_fit_into_a_folder_but_no_whole_run_beside_them(
     try:
         assert ready.wait(60)
         one(prepared, "2.2", output)
+        states = {node["name"]: node["state"] for node in run_status(output)["nodes"]}
+        assert states["2.1"] == "running" and states["2.2"] == "done"
         for attempt in (lambda: one(prepared, "2.1", output), lambda: run(prepared, output)):
             with pytest.raises(RunError, match="in use by another run"):
                 attempt()

@@ -55,7 +55,8 @@ def node_status(folder: Path, node: Mapping[str, Any], someone_runs: bool) -> di
     elif failed:
         status |= {"state": "failed", "error": failed["error"]}
     elif place.exists():
-        status["state"] = "running" if someone_runs else "stopped"
+        at_work = someone_runs or holder(place)  # on the run, or on this model alone
+        status["state"] = "running" if at_work else "stopped"
     if progress and not result:
         status |= {"progress": progress, **last_scores(node["kind"], progress["scores"] or {})}
         status["flops"] = node["flops"] * progress["step"] / progress["steps"]
