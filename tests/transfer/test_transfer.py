@@ -1,6 +1,7 @@
 """Detectors trained by the loop that trains classifiers, from the command to the result."""
 
 import json
+import os
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ import rbdc
 from rbdc.cli import main
 from rbdc.errors import Interrupted
 from rbdc.recipes.detection import DetectionRecipe, read_detection_recipe
-from rbdc.training import Trained, World
+from rbdc.training import Trained, World, join_world
 from rbdc.training.loop import run_training
+from rbdc.training.world import leave_world
 from rbdc.transfer.batches import DetectionBatches
 from rbdc.transfer.detection import Detection, Splits, groups_of
 from rbdc.transfer.folder import load_detector
@@ -25,9 +27,10 @@ from rbdc.transfer.prepare import PreparedTransfer, open_splits, prepare_transfe
 from rbdc.transfer.samples import DetectionSamples, Views
 from rbdc.transfer.scores import read_results, score
 from rbdc.transfer.workshop import PREDICTIONS, SHEET, WEIGHTS
-from tests.support import QUICK
+from tests.support import QUICK, forked
 from tests.training.test_resume import assert_equal, stop_after
 from tests.transfer.scenes import classifier, resnet, write_scenes
+from tests.tree.test_processes import finish, free_port
 
 VOC = Path(__file__).parents[3] / "shared" / "data" / "voc2012-mini.tar"
 TINY: dict[str, Any] = {
@@ -171,6 +174,34 @@ def test_two_backbones_side_by_side(
     more.run(tmp_path / "run", machine=QUICK, watch=events.append, jobs=1)
     kinds = [event.kind for event in events if event.kind != "progress"]
     assert kinds.count("found") == 4 and kinds.count("finished") == 2
+
+
+def _rank(rank: int, port: int, prepared: PreparedTransfer, output: Path) -> None:
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    world = join_world()
+    try:
+        prepared.run(output, machine=QUICK, watch=lambda _event: None, jobs=1, world=world)
+    finally:
+        leave_world()
+
+
+def test_two_processes_train_and_score_one_detector(
+    backbones: dict[str, Path], splits: Splits, tmp_path: Path
+) -> None:
+    """Each sees its part of the batches and of the images to be scored; one writes."""
+    alone = prepare_transfer([find_backbone(str(backbones["vit"]))], splits, recipe(epochs=2.0))
+    port = free_port()
+    ranks = [forked(_rank, rank, port, alone, tmp_path / "two") for rank in range(2)]
+    assert finish(ranks) == [0, 0]
+    result = json.loads((tmp_path / "two" / "result.json").read_text())
+    (entry,) = result["rows"][0]["trained"]
+    found = read_results(tmp_path / "two" / entry["folder"] / PREDICTIONS)
+    assert {box["image_id"] for box in found.boxes} == {p.id for p in splits.val.pictures}
+    again = score(splits.val.annotations, found, by_class=True)
+    assert json.loads(json.dumps(again.to_json())) == entry["scores"]
 
 
 def test_a_saved_detector_is_the_one_that_was_trained(

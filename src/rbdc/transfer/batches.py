@@ -43,10 +43,10 @@ class DetectionBatches:
         self.samples, self.batch_size, self.device = samples, batch_size, device
         self.workers, self.part, self.micro = workers, part, micro
         self.steps_per_epoch = len(samples) // batch_size
-        check_shares(len(samples), batch_size, part[0] * micro)
 
     def from_step(self, start: int, stop: int) -> Iterator[list[DetectionBatch]]:
         """My shares of the training batches of steps `start` to `stop` (without it)."""
+        check_shares(len(self.samples), self.batch_size, self.part[0] * self.micro)
         read = self._read(lambda: self._shares(start, stop))
         for _ in range(start, stop):
             yield [next(read) for _ in range(self.micro)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +54,8 @@ class Splits:
 
 
 def settings_of(recipe: DetectionRecipe) -> DetectorSettings:
-    """The detector that a recipe is for."""
-    return DetectorSettings(
-        min_size=recipe.min_size,
-        max_size=recipe.max_size,
-        window=recipe.window,
-        drop_path=recipe.drop_path,
-        pyramid_norm=recipe.pyramid_norm,
-        frozen_norms=recipe.frozen_norms,
-        channels=recipe.channels,
-        regions=recipe.regions,
-        proposals=recipe.proposals,
-    )
+    """The detector that a recipe is for: what it is made by has the same names in both."""
+    return DetectorSettings(**{f.name: getattr(recipe, f.name) for f in fields(DetectorSettings)})
 
 
 def views_of(recipe: DetectionRecipe) -> Views:
