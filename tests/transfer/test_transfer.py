@@ -148,6 +148,18 @@ def prepared(backbones: dict[str, Path], splits: Splits, *names: str, **settings
     return prepare_transfer(found, splits, recipe(**settings), seeds=2)
 
 
+def test_backbones_are_named_briefly_where_that_tells_them_apart(
+    backbones: dict[str, Path], splits: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(backbones["vit"].parent)
+    for words, expected in (
+        (["vit", "scratch:vit", "./resnet"], ["vit", "scratch:vit", "resnet"]),
+        ([str(backbones["vit"]), f"scratch:{backbones['vit']}"], ["vit", "scratch:vit"]),
+    ):
+        both = prepare_transfer([find_backbone(word) for word in words], splits, recipe())
+        assert [backbone.name for backbone in both.backbones] == expected
+
+
 def test_two_backbones_side_by_side(
     backbones: dict[str, Path], splits: Splits, tmp_path: Path
 ) -> None:

@@ -161,7 +161,8 @@ def mean_scores(all_scores: Sequence[dict[str, Any]]) -> dict[str, dict[str, flo
 def _briefly_named(backbones: Sequence[Backbone]) -> tuple[Backbone, ...]:
     """By the ends of their paths, where these differ."""
     ends = [
-        (SCRATCH if not backbone.sha256 else "") + PurePath(backbone.name).name
+        (SCRATCH if not backbone.sha256 else "")
+        + PurePath(backbone.name.removeprefix(SCRATCH)).name
         for backbone in backbones
     ]
     if len(set(ends)) < len(ends):
