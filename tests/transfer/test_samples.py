@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
 from torchvision.ops import masks_to_boxes
 
 from rbdc.errors import DataError, RecipeError
+from rbdc.transfer.batches import DetectionBatch, DetectionBatches
 from rbdc.transfer.coco import CocoSet, open_coco
-from rbdc.transfer.samples import DetectionSamples, Views, collate
+from rbdc.transfer.samples import DetectionSamples, Views
 from tests.transfer.scenes import write_scenes
 
 RESIZED = Views(min_size=(40, 64, 90), max_size=120)
@@ -70,18 +70,17 @@ def test_a_sample_depends_on_seed_epoch_and_image_alone(data: CocoSet, views: Vi
 
 
 def test_workers_make_no_difference(data: CocoSet) -> None:
-    tokens: Any = [[(0, 1), (0, 0)], [(1, 2), (1, 1)]]
-    samples = samples_of(data, RESIZED)
-    batches = [
-        list(DataLoader(samples, batch_sampler=tokens, collate_fn=collate, num_workers=workers))
-        for workers in (0, 1)
-    ]
-    for (images, targets), (others, their_targets) in zip(*batches, strict=True):
-        assert len(images) == len(targets) == 2
-        for one, other in zip(
-            zip(images, targets, strict=True), zip(others, their_targets, strict=True), strict=True
-        ):
-            assert same(one, other)
+    def batches(workers: int) -> list[DetectionBatch]:
+        of_all = DetectionBatches(
+            samples_of(data, RESIZED), batch_size=2, device=torch.device("cpu"), workers=workers
+        )
+        return [batch for [batch] in of_all.from_step(1, 4)]
+
+    for one, other in zip(batches(0), batches(2), strict=True):
+        assert one.indices.equal(other.indices) and len(one.images) == len(one.targets) == 2
+        for number in range(2):
+            ours = one.images[number], one.targets[number]
+            assert same(ours, (other.images[number], other.targets[number]))
 
 
 @pytest.mark.parametrize("views", [RESIZED, JITTERED])

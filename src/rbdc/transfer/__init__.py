@@ -19,7 +19,7 @@ from rbdc.transfer.folder import load_detector
 from rbdc.transfer.groups import ParameterGroup, parameter_groups
 from rbdc.transfer.pictures import draw_sheet
 from rbdc.transfer.pyramid import SimpleFPN
-from rbdc.transfer.samples import DetectionSamples, Views, collate
+from rbdc.transfer.samples import DetectionSamples, Views
 from rbdc.transfer.scores import (
     DetectionScores,
     Precision,
@@ -46,7 +46,6 @@ __all__ = [
     "backbone_of",
     "build_detector",
     "check_splits",
-    "collate",
     "detector_cost",
     "draw_sheet",
     "global_blocks",

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from statistics import mean
 from typing import Any
 
 from rbdc.data import derive_seed
@@ -122,7 +121,7 @@ class PreparedTransfer:
         return result
 
     def result(self, shop: DetectionWorkshop) -> dict[str, Any]:
-        """Each backbone's detectors and their means; what is not finished is not there."""
+        """Each backbone's detectors; what is not finished is not there."""
         rows: dict[str, dict[str, Any]] = {}
         for node in self.nodes():
             job = node.job
@@ -140,22 +139,7 @@ class PreparedTransfer:
             )
             if found := shop.store.result(job):
                 row["trained"].append({**found, "folder": f"{JOBS}/{folder_name(job)}"})
-        for row in rows.values():
-            row["mean"] = mean_scores([trained["scores"] for trained in row["trained"]])
         return {"kind": "transfer", "rows": list(rows.values()), "seeds": list(self.seeds)}
-
-
-def mean_scores(all_scores: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """The means of pycocotools' numbers over seeds, of boxes and of masks."""
-    means: dict[str, dict[str, float | None]] = {}
-    for part in ("boxes", "masks"):
-        names = [name for name in all_scores[0][part] if name != "by_class"] if all_scores else []
-        means[part] = {}
-        for name in names:
-            values = [scores[part][name] for scores in all_scores]
-            known = [value for value in values if value is not None]
-            means[part][name] = mean(known) if known else None
-    return means
 
 
 def _briefly_named(backbones: Sequence[Backbone]) -> tuple[Backbone, ...]:

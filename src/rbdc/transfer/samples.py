@@ -121,11 +121,6 @@ class DetectionSamples(Dataset[Sample]):
         }
 
 
-def collate(samples: Sequence[Sample]) -> tuple[list[Tensor], list[Target]]:
-    """A batch: images differ in size, so they stay a list until the detector pads them."""
-    return [image for image, _ in samples], [target for _, target in samples]
-
-
 def read_pixels(picture: Picture) -> Tensor:
     """uint8 (3, H, W). Of the size that the annotations are for, or an error that names it."""
     try:
