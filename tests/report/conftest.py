@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from rbdc.recipes import Request
+from rbdc.report import detector_figures, figures
 from rbdc.tree.prepare import Prepared, prepare
 from tests.report.browsing import CHROMIUM
 from tests.support import QUICK, TINY, small_recipe
@@ -44,3 +45,17 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures instead of their files."""
+    kept: list[Any] = []
+
+    def keep(figure: Any, _path: Path) -> bool:
+        kept.append(figure)
+        return True
+
+    for room in (figures, detector_figures):
+        monkeypatch.setattr(room, "save_figure", keep)
+    return kept

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from rbdc.report import figures
 from rbdc.report.figures import (
     block_ratios,
     draw_blocks,
@@ -35,19 +34,6 @@ def nodes_of(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 def named(run: dict[str, Any], name: str) -> dict[str, Any]:
     return next(node for node in nodes_of(run) if node["name"] == name)
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The figures instead of their files."""
-    kept: list[Any] = []
-
-    def keep(figure: Any, _path: Path) -> bool:
-        kept.append(figure)
-        return True
-
-    monkeypatch.setattr(figures, "save_figure", keep)
-    return kept
 
 
 def long_node(level: int, index: int, name: str = "") -> dict[str, Any]:

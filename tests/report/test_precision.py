@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rbdc.report import detector_figures
 from rbdc.report.detector_figures import draw_precision, draw_precision_curves
 from rbdc.report.precision import COLUMNS, PARTS, has_scores, precision
 from rbdc.report.transfer import transfer_table
@@ -60,19 +59,6 @@ def test_the_table_in_a_terminal() -> None:
     for line in ("[red]a[/red] 20.0 ± 14.1", "$b$ - [red]a[/red]", "+5.0", "mAP by class"):
         assert line in text
     assert "not yet" not in text
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The figures instead of their files."""
-    kept: list[Any] = []
-
-    def keep(figure: Any, _path: Path) -> bool:
-        kept.append(figure)
-        return True
-
-    monkeypatch.setattr(detector_figures, "save_figure", keep)
-    return kept
 
 
 def detector(key: str, values: list[float | None]) -> dict[str, Any]:
