@@ -176,6 +176,7 @@ BAD = {
     "range": (["--smoothing=2"], "smoothing is 2, expected at least 0 and at most 1"),
     "choice": (["--sched=cosin"], "sched"),
     "transition": (["--transition=carrry"], "transition"),
+    "one model, several jobs": (["--node=target", "--jobs=2"], "--node trains one model"),
     "data": (["--data=cifar11"], "Did you mean cifar10"),
     "device": (["--device=abacus"], "the device 'abacus' cannot be used"),
     "list": (["--mean", "a"], "mean"),

@@ -26,7 +26,7 @@ from rbdc.transfer.jobs import find_backbone
 from rbdc.transfer.prepare import PreparedTransfer, open_splits, prepare_transfer
 from rbdc.transfer.samples import DetectionSamples, Views
 from rbdc.transfer.scores import read_results, score
-from rbdc.transfer.workshop import PREDICTIONS, SHEET, WEIGHTS
+from rbdc.tree.places import PREDICTIONS, SHEET, WEIGHTS
 from tests.support import QUICK, forked
 from tests.training.test_resume import assert_equal, stop_after
 from tests.transfer.scenes import classifier, resnet, write_scenes

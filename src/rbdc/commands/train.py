@@ -6,6 +6,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from rbdc.commands.console import make_console, show
+from rbdc.errors import RbdcError
 from rbdc.options import Parser, add_settings, default_recipe, given_settings
 from rbdc.recipes import Cluster, Machine, Recipe, Request, read_recipe, split_settings
 
@@ -48,6 +49,11 @@ def train_command(options: Namespace) -> None:
     machine = Machine(**given_settings(options, Machine))
     cluster = Cluster(**given_settings(options, Cluster))
     output = options.output or Path("runs") / Path(name).stem
+    if options.node and (options.jobs or cluster.engine != "local"):
+        raise RbdcError(
+            "--node trains one model in this process, and --jobs or --engine says how several run",
+            "Leave one of them out.",
+        )
     world = join_world(machine.device)
     try:
         prepared = prepare(request, recipe, world)

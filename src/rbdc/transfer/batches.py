@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from rbdc.data.batches import epoch_order
 from rbdc.data.loader import read_batches
 from rbdc.errors import DataError
-from rbdc.transfer.samples import DetectionSamples, Sample, Target
+from rbdc.transfer.samples import DetectionSamples, Target
 
 Token = tuple[int, int]  # epoch, image
 
@@ -70,28 +68,16 @@ class DetectionBatches:
                 yield [(epoch, image) for image in batch[number * share : (number + 1) * share]]
 
     def _read(self, tokens: Callable[[], Iterator[list[Token]]]) -> Iterator[DetectionBatch]:
-        for samples, indices in read_batches(_Whole(self.samples), tokens, self.workers):
+        read = read_batches(self.samples, tokens, self.workers)
+        for samples, batch in zip(read, tokens(), strict=True):
             yield DetectionBatch(
                 images=[image.to(self.device, non_blocking=True) for image, _ in samples],
                 targets=[
                     {name: value.to(self.device, non_blocking=True) for name, value in t.items()}
                     for _, t in samples
                 ],
-                indices=torch.tensor(indices),
+                indices=torch.tensor([image for _, image in batch]),
             )
-
-
-class _Whole(Dataset[Any]):
-    """Samples a batch at a time, as the loader's workers read them."""
-
-    def __init__(self, samples: DetectionSamples) -> None:
-        self.samples = samples
-
-    def __getitems__(self, tokens: list[Token]) -> tuple[list[Sample], list[int]] | DataError:
-        try:
-            return [self.samples[token] for token in tokens], [image for _, image in tokens]
-        except DataError as error:
-            return error
 
 
 def check_shares(images: int, batch_size: int, shares: int) -> None:

@@ -110,6 +110,13 @@ class DetectionSamples(Dataset[Sample]):
         plain = {key: value.as_subclass(Tensor) for key, value in target.items()}
         return pixels, plain | {"image_id": torch.tensor(picture.id)}
 
+    def __getitems__(self, tokens: list[tuple[int, int]]) -> list[Sample] | DataError:
+        """A batch, as the loader's workers read it; what is wrong with it is said by the loader."""
+        try:
+            return [self[token] for token in tokens]
+        except DataError as error:
+            return error
+
     def _target(self, picture: Picture) -> dict[str, Any]:
         regions = [r for r in picture.regions if not r.crowd and r.category in self.labels]
         size = (picture.height, picture.width)

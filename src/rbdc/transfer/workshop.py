@@ -23,9 +23,7 @@ from rbdc.transfer.scores import score
 from rbdc.tree.execute import Workshop
 from rbdc.tree.jobs import Job
 from rbdc.tree.nodes import Node
-from rbdc.tree.places import AVERAGE, MODEL
-
-PREDICTIONS, SCORES, SHEET, WEIGHTS = "predictions", "scores.json", "sheet.png", "weights.json"
+from rbdc.tree.places import AVERAGE, MODEL, PREDICTIONS, SCORES, SHEET, WEIGHTS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,14 @@ RUN/
       kept/             for the coupling: the optimizer's state, where it is carried over
       checkpoints/      of a training under way
       summary.csv, log.jsonl, blocks.jsonl, tensorboard/
+      predictions/      of a detector: what it finds in the validation images, in COCO's format
+      scores.json       of a detector: what pycocotools says of that, by class too
+      sheet.png         of a detector: some of it, drawn
+      weights.json      of a detector: what became of the classifier's weights
 """
 
 RUN, RESULT, LOCK, JOBS = "run.json", "result.json", "run.lock", "jobs"
 JOB, FAILED, PROGRESS = "job.json", "failed.json", "progress.json"
 MODEL, AVERAGE, START, KEPT = "model", "ema", "start", "kept"
 CHECKPOINTS, LEASE = "checkpoints", "lease"
+PREDICTIONS, SCORES, SHEET, WEIGHTS = "predictions", "scores.json", "sheet.png", "weights.json"
