@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from rbdc.budget import Scaling
 from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.recipes import Cluster, Machine
 from rbdc.training import join_world
@@ -27,8 +28,8 @@ from rbdc.tree.engine import Event
 from rbdc.tree.jobs import Job
 from rbdc.tree.places import FAILED, LEASE
 from rbdc.tree.prepare import Prepared
-from rbdc.tree.ray_engine import RayEngine
-from rbdc.tree.ray_start import Share, check_shares, ray_started
+from rbdc.tree.ray_start import ray_started
+from rbdc.tree.shares import Room, Share, check_shares, shares_of
 from rbdc.tree.store import Store
 from tests.support import QUICK, forked
 from tests.tree.cluster import RayCluster
@@ -432,7 +433,7 @@ def test_a_ray_of_our_own_is_for_this_machine_and_this_user(tmp_path: Path) -> N
 
 
 def _node(**resources: float) -> dict[str, Any]:
-    return {"Resources": resources}
+    return {"Resources": resources, "Alive": True}
 
 
 def test_shares_by_level(folder: Path) -> None:
@@ -440,9 +441,11 @@ def test_shares_by_level(folder: Path) -> None:
     jobs = {node.name: node.job for node in prepared.tree.all}
     levels = {node.job.key: node.level for node in prepared.tree.all}
 
+    speeds: dict[int, Scaling] = {}
+
     def shares(nodes: list[dict[str, Any]], **asked: Any) -> dict[str, Share]:
-        engine = RayEngine(cluster=Cluster(engine="ray", **asked), levels=levels)
-        found = engine._shares(list(jobs.values()), nodes, "auto")
+        cluster = Cluster(engine="ray", **asked)
+        found = shares_of(list(jobs.values()), levels, cluster, nodes, speeds)
         return {name: found[job.key] for name, job in jobs.items()}
 
     cores = shares([_node(CPU=8.0)])
@@ -453,6 +456,56 @@ def test_shares_by_level(folder: Path) -> None:
     assert gpus["target"] == Share(workers=8, cpus=1 / 8, gpus=1)
     assert gpus["1.0"].workers == 2 and gpus["2.3"] == Share(workers=1, cpus=1, gpus=1)
     assert gpus["coupling target"].workers == 1 and gpus["coupling target"].gpus == 1
+
+
+def test_gpus_by_measured_speed(folder: Path) -> None:
+    """Siblings side by side first, then each on several, as far as that is faster."""
+    prepared = small_tree(folder)
+    jobs = [node.job for node in prepared.tree.all]
+    levels = {node.job.key: node.level for node in prepared.tree.all}
+    names = {node.job.key: node.name for node in prepared.tree.all}
+
+    def gpus(nodes: list[dict[str, Any]], *, images_per_second: float, **others: Any) -> list[int]:
+        speed = Scaling(
+            **{
+                "batch_size": 1024,
+                "images_per_second": (images_per_second,),
+                "gradient_bytes": (4_000_000,),
+                **others,
+            }
+        )
+        speeds = dict.fromkeys((0, 1, 2), speed)
+        found = shares_of(jobs, levels, Cluster(engine="ray"), nodes, speeds)
+        check_shares(nodes, {names[key]: share for key, share in found.items()})
+        by_name = {names[key]: share for key, share in found.items()}
+        chosen = [by_name[name] for name in ("2.0", "1.0", "target")]
+        assert all(share.gpus == 1 for share in chosen)
+        return [share.workers for share in chosen]
+
+    eight, node = [_node(CPU=64.0, GPU=8.0)], _node(CPU=16.0, GPU=4.0)
+    assert gpus(eight, images_per_second=500) == [2, 4, 8]
+    assert gpus([node, node], images_per_second=500) == [2, 4, 8]
+    assert gpus([_node(CPU=8.0, GPU=2.0)], images_per_second=500) == [1, 1, 2]
+    # a step that is as short as steps can be gets no shorter
+    assert gpus(eight, images_per_second=100_000) == [1, 1, 1]
+    # 256 images of a step are all that one has room for
+    assert gpus(eight, images_per_second=100_000, largest_share=256) == [4, 4, 4]
+    assert gpus([_node(CPU=1.0, GPU=1.0)], images_per_second=500, largest_share=256) == [1, 1, 1]
+
+
+def test_room(folder: Path) -> None:
+    gone = {"Resources": {"CPU": 8.0}, "Alive": False}
+    room = Room.of([_node(CPU=2.0, GPU=1.0), _node(CPU=2.0), gone])
+    one = Share(workers=1, cpus=1, gpus=0)
+    assert room.holds([one] * 4) and not room.holds([one] * 5)
+    large = Share(workers=2, cpus=1, gpus=1)
+    assert not room.holds([large])
+    jobs = [node.job for node in small_tree(folder).tree.all[:4]]
+    shares = {job.key: share for job, share in zip(jobs, [one, one, large, one], strict=True)}
+    assert room.first_of(jobs, shares, []) == jobs[:2]  # none is let past another
+    assert room.first_of(jobs, shares, [one] * 3) == jobs[:1]
+    assert room.first_of(jobs[2:], shares, [one]) == []
+    assert room.first_of(jobs[2:], shares, []) == jobs[2:3]  # whatever it is: Ray may know better
 
 
 def test_shares_that_no_node_can_give() -> None:

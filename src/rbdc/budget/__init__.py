@@ -4,7 +4,14 @@ And how long it takes on a cluster: speed (`scaling`), who gets how many devices
 when (`timetable`).
 """
 
-from rbdc.budget.allocation import STANDARD, ClusterPlan, allocate, demands_of, plan_cluster
+from rbdc.budget.allocation import (
+    STANDARD,
+    ClusterPlan,
+    allocate,
+    demands_of,
+    plan_cluster,
+    soonest,
+)
 from rbdc.budget.flops import FLOPS_PER_MAC, CounterName, FlopCount, count_flops, forward_flops
 from rbdc.budget.plan import IMAGENET_IMAGES, Plan, Stage, make_plan
 from rbdc.budget.scaling import Hardware, Scaling, scaling_of
@@ -35,5 +42,6 @@ __all__ = [
     "plan_cluster",
     "scaling_of",
     "simulate",
+    "soonest",
     "training_flops",
 ]

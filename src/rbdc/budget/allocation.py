@@ -4,7 +4,7 @@ Siblings stand side by side first, then each training is spread over several dev
 and its `Scaling` in, a `Timetable` out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Any
@@ -85,6 +85,20 @@ def allocate(plan: Plan, devices: int, scaling: Scaling) -> tuple[int, ...]:
     return tuple(level.best_size(devices) for level in reversed(levels))
 
 
+def soonest(models: int, seconds: Mapping[int, float], devices: int) -> int:
+    """The number of devices of each model with which so many models end soonest.
+
+    `seconds` are what one takes on each number of devices that can share it. Of equals, that which
+    costs fewest device-seconds.
+    """
+
+    def cost(size: int) -> tuple[float, float]:
+        waves = -(-models // (devices // size))
+        return waves * seconds[size], size * seconds[size]
+
+    return min((size for size in seconds if size <= devices), key=cost)
+
+
 def demands_of(
     plan: Plan, allocation: Sequence[int], scaling: Scaling, *, coupling_seconds: float = 0.0
 ) -> list[Demand]:
@@ -132,16 +146,7 @@ class _Level:
         return self.stage.models * min(size * s for size, s in self.seconds.items())
 
     def best_size(self, devices: int) -> int:
-        """The number of devices of each model with which the level ends soonest.
-
-        Of equals, that which costs fewest device-seconds.
-        """
-
-        def cost(size: int) -> tuple[float, float]:
-            waves = -(-self.stage.models // (devices // size))
-            return waves * self.seconds[size], size * self.seconds[size]
-
-        return min((size for size in self.seconds if size <= devices), key=cost)
+        return soonest(self.stage.models, self.seconds, devices)
 
 
 def _best(levels: Sequence[_Level], devices: int, target: str = "target") -> Timetable:

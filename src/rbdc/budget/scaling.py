@@ -77,13 +77,17 @@ class Scaling:
     """Of one device, target first."""
     gradient_bytes: tuple[int, ...]
     """Of one model, target first."""
+    largest_share: int | None = None
+    """Images of a step that one device has the memory for, if that is known."""
     hardware: Hardware = field(default_factory=Hardware)
 
     def group_sizes(self, devices: int) -> list[int]:
         """How many devices can share one training: equal shares, whole pairs for mixup."""
         # data.batches.check_batch_size: a batch is cut into shares that are closed under reversal
         most = min(devices, self.batch_size // 2)
-        return [1, *(d for d in range(2, most + 1) if self.batch_size % (2 * d) == 0)]
+        sizes = [1, *(d for d in range(2, most + 1) if self.batch_size % (2 * d) == 0)]
+        room = self.largest_share or self.batch_size
+        return [d for d in sizes if self.batch_size / d <= room] or sizes[-1:]
 
     def step_seconds(self, level: int, devices: int) -> float:
         """Of one step with the whole batch."""

@@ -82,7 +82,7 @@ def _hours(comparison: Any, machine: Machine, images_per_second: float | None) -
     measured_here = images_per_second is None
     if images_per_second is None:
         task = setting.training("target", 0, setting.baseline_epochs).task
-        images_per_second = measured(task, setting.data, machine)
+        images_per_second, _ = measured(task, setting.data, machine)
     _, shared = comparison.flops(comparison.planned())
     passes = shared / setting.baseline_flops * setting.baseline_epochs
     images = passes * len(setting.data.train)

@@ -19,7 +19,8 @@ class Cluster:
     address: str | None = None
     """HOST:PORT of the Ray cluster to join; without it, Ray is started on this machine"""
     gpus_per_job: tuple[float, ...] = ()
-    """with Ray, GPUs of a model, by level, target first; by default one where there are any"""
+    """with Ray, GPUs of a model, by level, target first; by default what ends soonest,
+    by the measured speed of one"""
     cpus_per_job: tuple[float, ...] = ()
     """with Ray, CPU cores of a model, by level; by default a level's models share them all"""
     workers_per_job: tuple[int, ...] = ()

@@ -66,6 +66,8 @@ class LiveRun:
             self._say(f"{name}: already trained, {_scores(event.result or {})}")
         elif event.kind == "started" and event.key in self.work:
             self.bars[event.key] = self.progress.add_task(name, total=1.0, what="")
+            if event.place:
+                self._say(f"{name}: begins on {event.place}")
         elif event.kind == "progress":
             self._progress(event, name)
         elif event.kind == "finished":

@@ -89,7 +89,8 @@ class World:
 
 
 def join_world(device: str = "auto") -> World:
-    """The world that torchrun describes in the environment; without it, a world of one."""
+    """The world that torchrun, or Ray Train, describes in the environment; without it, a world of
+    one. Whoever started the processes may have joined them already."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return World()
@@ -103,7 +104,8 @@ def join_world(device: str = "auto") -> World:
         )
     if cuda:
         torch.cuda.set_device(local_rank)
-    dist.init_process_group("nccl" if cuda else "gloo")
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if cuda else "gloo")
     control = dist.new_group(backend="gloo") if cuda else dist.group.WORLD
     return World(rank=dist.get_rank(), size=size, local_rank=local_rank, _control=control)
 

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rbdc.budget import training_flops
+from rbdc.budget import Hardware, Scaling, training_flops
 from rbdc.disk import write_json
 from rbdc.errors import RunError
 from rbdc.models import ModelSpec, build_empty
@@ -24,6 +24,8 @@ from rbdc.tree.execute import Workshop
 from rbdc.tree.jobs import Job
 from rbdc.tree.nodes import Node
 from rbdc.tree.places import AVERAGE, MODEL, PREDICTIONS, SCORES, SHEET, WEIGHTS
+
+BYTES_PER_WEIGHT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,19 +104,34 @@ class DetectionWorkshop(Workshop):
         for job in jobs:
             assert isinstance(job, DetectJob)
             recipe, world = job.recipe, self.world
-            check_machine(self.machine, recipe, world.local_rank)
             shares = world.size * recipe.grad_accum_steps
             check_shares(len(self.splits.train.pictures), recipe.batch_size, shares)
             views_of(recipe).transform()
             optimizer_slots(recipe)
             self.cost(job)  # builds it, without weights
 
+    def check_device(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            assert isinstance(job, DetectJob)
+            check_machine(self.machine, job.recipe, self.world.local_rank)
+
+    def scaling(self, job: Job) -> Scaling:
+        """Its speed is assumed, from FLOPs."""
+        assert isinstance(job, DetectJob)
+        recipe, hardware = job.recipe, Hardware()
+        return Scaling(
+            batch_size=recipe.batch_size // recipe.grad_accum_steps,
+            images_per_second=(hardware.flops_per_second / self._image_flops(job),),
+            gradient_bytes=(BYTES_PER_WEIGHT * self.cost(job).total_parameters,),
+            hardware=hardware,
+        )
+
     def needed_bytes(self, nodes: Sequence[Node], at_a_time: int | None) -> int:
         needed, largest = 0, 0
         for node in nodes:
             job = node.job
             assert isinstance(job, DetectJob)
-            size = 4 * self.cost(job).total_parameters
+            size = BYTES_PER_WEIGHT * self.cost(job).total_parameters
             largest = max(largest, size * (4 + job.recipe.model_ema) * (self.machine.keep + 1))
             if not self.store.result(job):
                 needed += size * (2 + job.recipe.model_ema) - self.store.bytes_of(job)

@@ -34,6 +34,8 @@ class Event:
     progress: Progress | None = None
     result: Mapping[str, Any] | None = None
     error: str = ""
+    place: str = ""
+    """Where it started, if an engine has several."""
 
 
 Watcher = Callable[[Event], None]

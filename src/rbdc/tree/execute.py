@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rbdc.budget import Scaling
 from rbdc.disk import write_text
 from rbdc.recipes import Machine
 from rbdc.training import Observer, Progress, World
@@ -37,7 +38,15 @@ class Workshop(ABC):
 
     @abstractmethod
     def check(self, jobs: Sequence[Job]) -> None:
-        """Refuse what can be known to fail, before the first step."""
+        """Refuse what can be known to fail, on any machine, before the first step."""
+
+    @abstractmethod
+    def check_device(self, jobs: Sequence[Job]) -> None:
+        """Refuse what this machine cannot do."""
+
+    @abstractmethod
+    def scaling(self, job: Job) -> Scaling:
+        """How fast the job's training is on this machine's device, and on several such."""
 
     @abstractmethod
     def needed_bytes(self, nodes: Sequence[Node], at_a_time: int | None) -> int:

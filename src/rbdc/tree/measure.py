@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from rbdc.data import Batch, DataSet, TrainingBatches
+from rbdc.data import Batch, DataSet, ImageFormat, TrainingBatches
 from rbdc.recipes import Machine
 from rbdc.training import Task, World, image_format, initial_weights
 from rbdc.training.classification import classifier_state
@@ -36,12 +36,26 @@ def faster_jobs(task: Task, data: DataSet, *, threads: int, siblings: int) -> in
     return best
 
 
-def images_per_second(task: Task, data: DataSet, machine: Machine) -> float:
-    """How fast this machine trains the task's model on batches of noise, decoding left out."""
+def images_per_second(task: Task, data: DataSet, machine: Machine) -> tuple[float, int]:
+    """How fast this machine trains the task's model on batches of noise, decoding left out; and
+    how many images they were: on a GPU, as many of a step's as it has the memory for."""
     device = torch_device(machine)
     image = image_format(task.model, task.recipe, data)
-    pixels = image.height * image.width
-    batch_size = min(task.recipe.batch_size, max(8, PIXELS // pixels))
+    batch_size = task.recipe.batch_size // task.recipe.grad_accum_steps
+    if device.type == "cpu":
+        batch_size = min(batch_size, max(8, PIXELS // (image.height * image.width)))
+    while True:
+        try:
+            return _on_noise(task, image, batch_size, device, machine), batch_size
+        except torch.OutOfMemoryError:
+            if batch_size < 2:
+                raise
+            batch_size //= 2
+
+
+def _on_noise(
+    task: Task, image: ImageFormat, batch_size: int, device: torch.device, machine: Machine
+) -> float:
     state = classifier_state(
         task, initial_weights(task), 1, device=device, machine=machine, world=World()
     )

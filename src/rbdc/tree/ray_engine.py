@@ -19,14 +19,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rbdc.errors import Interrupted, RunError
+from rbdc.budget import Scaling
+from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.recipes import Cluster
 from rbdc.training import World
 from rbdc.tree.engine import Event, Ledger, Watcher, stop_requested
 from rbdc.tree.execute import Workshop
 from rbdc.tree.jobs import Job
 from rbdc.tree.ray_board import Board
-from rbdc.tree.ray_start import Share, check_nodes, check_shares, ray_started
+from rbdc.tree.ray_start import check_nodes, ray_started
+from rbdc.tree.shares import Room, Share, check_shares, shares_of
 from rbdc.tree.store import Store
 
 POLL_SECONDS, NODES_SECONDS = 0.5, 2.0
@@ -54,18 +56,23 @@ class RayEngine:
             return
         packed = pickle.dumps(replace(shop, store=Store(shop.store.root.resolve())))
         with ray_started(self.cluster.address, len(packed)) as ray, stop_requested() as stopped:
-            shares = self._checked(ray, jobs, shop)
-            foreman = _Foreman(ray, self.cluster, ledger, shares, ray.put(packed), shop.machine)
+            given = ray.put(packed)
+            shares = self._checked(ray, list(ledger.waiting.values()), shop, given)
+            foreman = _Foreman(ray, self.cluster, ledger, shares, given, shop.machine)
             foreman.run(stopped)
             if stopped():
                 raise Interrupted("stopped")
         ledger.close()
 
-    def _checked(self, ray: Any, jobs: Sequence[Job], shop: Workshop) -> dict[str, Share]:
+    def _checked(
+        self, ray: Any, jobs: Sequence[Job], shop: Workshop, packed: Any
+    ) -> dict[str, Share]:
         """What each job gets, once all is known to be there."""
         nodes = check_nodes(ray, shop.store.root.resolve())
-        shares = self._shares(jobs, nodes, shop.machine.device)
         trainings = [job for job in jobs if job.trains]
+        on_gpu = Room.of(nodes).gpus > 0 and shop.machine.device in ("auto", "cuda")
+        speeds = self._looked_at(ray, trainings, packed, on_gpu=on_gpu)
+        shares = shares_of(jobs, self.levels, self.cluster, nodes, speeds)
         names = {job.key: f"a model of level {self.levels[job.key]}" for job in trainings}
         check_shares(nodes, {name: shares[key] for key, name in names.items()})
         for job in trainings:  # as it will be: a batch must divide among the processes
@@ -73,29 +80,27 @@ class RayEngine:
                 replace(shop, world=World(size=workers)).check([job])
         return shares
 
-    def _shares(
-        self, jobs: Sequence[Job], nodes: Sequence[Mapping[str, Any]], device: str
-    ) -> dict[str, Share]:
-        """Of each job: what is asked for, or all that there is, divided among a level's models."""
-        gpus = [node["Resources"].get("GPU", 0) for node in nodes]
-        cpus = [node["Resources"].get("CPU", 0) for node in nodes]
-        on_gpu = any(gpus) and device in ("auto", "cuda")
-        siblings = Counter(self.levels[job.key] for job in jobs if job.trains)
-        shares = {}
-        for job in jobs:
-            level = self.levels[job.key]
-            gpu = _at(self.cluster.gpus_per_job, level, 1.0 if on_gpu else 0.0)
-            even = min(max(cpus), max(1.0, sum(cpus) // max(1, siblings[level])))
-            cpu = _at(self.cluster.cpus_per_job, level, 1.0 if gpu else even)
-            workers = _at(self.cluster.workers_per_job, level, max(1, int(gpu)))
-            if not job.trains:  # made by one process, in no time
-                gpu, cpu, workers = min(1.0, gpu / workers), cpu / workers, 1
-            shares[job.key] = Share(workers=workers, cpus=cpu / workers, gpus=gpu / workers)
-        return shares
+    def _looked_at(
+        self, ray: Any, trainings: Sequence[Job], packed: Any, *, on_gpu: bool
+    ) -> dict[int, Scaling]:
+        """How fast the models of each level are on a GPU, where that decides how many they get; and
+        on any machine, whether they can be trained at all."""
+        from rbdc.tree.ray_work import look
 
-
-def _at(values: Sequence[Any], level: int, otherwise: Any) -> Any:
-    return values[min(level, len(values) - 1)] if values else otherwise
+        first = {self.levels[job.key]: job for job in reversed(trainings)}
+        measured = first if on_gpu and not self.cluster.gpus_per_job else {}
+        asked = ray.remote(look).options(num_gpus=int(on_gpu), max_retries=self.cluster.retries)
+        try:
+            answer = ray.get(asked.remote(packed, trainings, measured, str(Path.cwd())))
+        except ray.exceptions.RayError as error:
+            reason = " ".join(str(error).split())[-300:]
+            raise RunError(
+                f"a worker could not be looked at: {reason}", "See Ray's logs on its node."
+            ) from None
+        if isinstance(answer, RbdcError):
+            raise answer
+        found: dict[int, Scaling] = answer
+        return found
 
 
 class _Foreman:
@@ -125,6 +130,7 @@ class _Foreman:
             .remote()
         )
         self.running: dict[Any, Any] = {}  # what Ray will answer with -> the attempt
+        self.room = Room.of(ray.nodes())
         self.begun: dict[str, str] = {}  # names of attempts that are under way -> their nodes
         self.looked = time.monotonic()
         self.lost: Counter[str] = Counter()
@@ -135,9 +141,7 @@ class _Foreman:
                 if stopped():
                     self._stop()
                 else:
-                    for job in self.ledger.ready():
-                        self.ledger.take(job)
-                        self._give_out(job)
+                    self._give_out_what_fits()
                 if not self.running:
                     return
                 done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=POLL_SECONDS)
@@ -152,6 +156,14 @@ class _Foreman:
                 self.ray.wait(
                     list(self.running), num_returns=len(self.running), timeout=SAVE_SECONDS
                 )
+
+    def _give_out_what_fits(self) -> None:
+        """Ray would take all that is ready, and do first what came first: what others wait for,
+        ready later, would have to wait for what is ready all along."""
+        given = [attempt.share for attempt in self.running.values()]
+        for job in self.room.first_of(self.ledger.ready(), self.shares, given):
+            self.ledger.take(job)
+            self._give_out(job)
 
     def _give_out(self, job: Job) -> None:
         share = self.shares[job.key]
@@ -197,12 +209,15 @@ class _Foreman:
     def _begin(self, name: str, job: Job, node: str = "") -> None:
         if name not in self.begun:
             self.begun[name] = node
-            self.ledger.watch(Event(kind="started", key=job.key))
+            place = str(self.shares[job.key])
+            self.ledger.watch(Event(kind="started", key=job.key, place=place))
 
     def _look_after_nodes(self) -> None:
         """A node that Ray has given up may hang, with its workers: they would never answer."""
         self.looked = time.monotonic()
-        dead = {node["NodeID"] for node in self.ray.nodes() if not node["Alive"]}
+        nodes = self.ray.nodes()
+        self.room = Room.of(nodes)
+        dead = {node["NodeID"] for node in nodes if not node["Alive"]}
         for ref, attempt in list(self.running.items()):
             if attempt.share.workers == 1 and self.begun.get(attempt.name) in dead:
                 del self.running[ref]

@@ -4,7 +4,6 @@ What runs on a node here (`look_around`) needs nothing but the standard library.
 """
 
 import importlib.util
-import json
 import os
 import secrets
 import shutil
@@ -13,9 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,19 +24,6 @@ ANSWER_SECONDS = 20  # for an address to answer
 NODE_SECONDS = 180  # for a process to start on a node; a busy one needs its time
 STORE_BYTES = 80 << 20  # the least that Ray takes
 PACKAGES = ("rbdc", "torch", "timm")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """What one process of a job may use."""
-
-    workers: int
-    """Processes of the job."""
-    cpus: float
-    gpus: float
-
-    def __str__(self) -> str:
-        return f"{self.workers * self.cpus:g} CPUs and {self.workers * self.gpus:g} GPUs"
 
 
 @contextmanager
@@ -220,23 +205,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "none"
     return found
-
-
-def check_shares(nodes: Sequence[Mapping[str, Any]], shares: Mapping[str, Share]) -> None:
-    """Refuse what the cluster can never give. `shares` are by what they are for."""
-    for kind in ("GPU", "CPU"):
-        have = [node["Resources"].get(kind, 0) for node in nodes]
-        for name, share in shares.items():
-            each = share.gpus if kind == "GPU" else share.cpus
-            if each * share.workers > sum(have):
-                raise RunError(
-                    f"{name} is to have {each * share.workers:g} {kind}s, and the cluster has "
-                    f"{sum(have):g}",
-                    f"Ask for fewer (--{kind.lower()}s-per-job), or add nodes.",
-                )
-            if sum(int(count // each) for count in have if each) < share.workers and each:
-                raise RunError(
-                    f"{name} is to have {share.workers} workers with {each:g} {kind}s each, and "
-                    f"the nodes have {json.dumps(have)}",
-                    "Give it more workers (--workers-per-job), or fewer of them.",
-                )

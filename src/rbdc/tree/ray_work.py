@@ -4,24 +4,24 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-import torch
-import torch.distributed as dist
 from ray.exceptions import RayActorError
 
+from rbdc.budget import Scaling
 from rbdc.disk import write_text
 from rbdc.errors import Interrupted, RbdcError, RunError
-from rbdc.training import Progress, World
+from rbdc.training import Progress, join_world
 from rbdc.tree.engine import stop_requested, with_threads
 from rbdc.tree.execute import Workshop, execute
 from rbdc.tree.jobs import Job
 from rbdc.tree.places import LEASE
-from rbdc.tree.ray_start import Share
+from rbdc.tree.shares import Share
 
 LISTEN_SECONDS, TELL_SECONDS = 0.5, 0.5
 GROUP = ".ray-train"  # what Ray Train leaves in a job's folder, until the job ends
@@ -49,6 +49,18 @@ class Outcome:
     error: RbdcError | None = None
     lost: str = ""
     """Why it ended through no fault of the job."""
+
+
+def look(
+    packed: bytes, jobs: Sequence[Job], measured: Mapping[int, Job], cwd: str
+) -> dict[int, Scaling] | RbdcError:
+    """Whether these can be done on this machine, and how fast some of them are."""
+    shop = _unpacked(packed, cwd)
+    try:
+        shop.check_device(jobs)
+        return {level: shop.scaling(job) for level, job in measured.items()}
+    except RbdcError as error:
+        return error
 
 
 def work(attempt: Attempt, packed: bytes) -> Outcome:
@@ -94,15 +106,7 @@ def follow(config: dict[str, Any]) -> None:
     """One process of a group. Ray Train has joined them already."""
     attempt: Attempt = config["attempt"]
     shop = _begin(attempt, config["packed"])
-    on_gpu = bool(attempt.share.gpus)
-    world = World(
-        rank=dist.get_rank(),
-        size=dist.get_world_size(),
-        local_rank=int(os.environ["LOCAL_RANK"]),
-        _control=dist.new_group(backend="gloo") if on_gpu else dist.group.WORLD,
-    )
-    if on_gpu:
-        torch.cuda.set_device(world.local_rank)
+    world = join_world(shop.machine.device)
     outcome = _outcome(attempt, replace(shop, world=world), lambda: False)
     if outcome.error is not None:
         raise outcome.error
@@ -111,10 +115,14 @@ def follow(config: dict[str, Any]) -> None:
 
 
 def _begin(attempt: Attempt, packed: bytes) -> Workshop:
+    return with_threads(_unpacked(packed, attempt.cwd), attempt.threads)
+
+
+def _unpacked(packed: bytes, cwd: str) -> Workshop:
     with suppress(OSError):  # another machine may not have it
-        os.chdir(attempt.cwd)
+        os.chdir(cwd)
     shop: Workshop = pickle.loads(packed)
-    return with_threads(shop, attempt.threads)
+    return shop
 
 
 def _outcome(attempt: Attempt, shop: Workshop, signalled: Callable[[], bool]) -> Outcome:
@@ -151,8 +159,14 @@ class _Listener:
 
     def __init__(self, attempt: Attempt, shop: Workshop) -> None:
         self.attempt, self.lease = attempt, shop.store.folder(attempt.job) / LEASE
-        self.answer = attempt.board.ended.remote()
+        self.answer = self._ask()
         self.looked, self.stop = time.monotonic(), False
+
+    def _ask(self) -> Future[bool]:
+        # Not ray.wait, not even for no time: Ray takes a task that waits for blocked, and gives its
+        # cores to another one.
+        answer: Future[bool] = self.attempt.board.ended.remote().future()
+        return answer
 
     def __call__(self) -> bool:
         if time.monotonic() - self.looked > LISTEN_SECONDS:
@@ -162,12 +176,12 @@ class _Listener:
         return self.stop
 
     def _told_to_stop(self) -> bool:
-        if not ray.wait([self.answer], timeout=0)[0]:
+        if not self.answer.done():
             return False
         try:
-            return bool(ray.get(self.answer))
+            return bool(self.answer.result())
         except RayActorError:  # the board fell off the wall; Ray hangs up another
-            self.answer = self.attempt.board.ended.remote()
+            self.answer = self._ask()
             return False
 
     def _check_lease(self) -> None:

@@ -85,7 +85,12 @@ def check_run(
             "Leave --jobs out under torchrun.",
         )
     _check_folder(output)
-    shop.check([node.job for node in nodes])
+    todo = [node.job for node in nodes]
+    shop.check(todo)
+    if (
+        cluster is None or cluster.engine == "local"
+    ):  # another engine's machines are looked at there
+        shop.check_device(todo)
     needed, free = shop.needed_bytes(nodes, jobs), free_bytes(output)
     if needed > free:
         raise RunError(

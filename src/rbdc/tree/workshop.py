@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rbdc.budget import CounterName, forward_flops, training_flops
+from rbdc.budget import CounterName, Scaling, forward_flops, training_flops
 from rbdc.coupling import check_slots
 from rbdc.data import (
     DataSet,
@@ -35,7 +35,7 @@ from rbdc.training.task import image_format
 from rbdc.training.teacher import Teacher
 from rbdc.tree.execute import Workshop
 from rbdc.tree.jobs import GrowJob, Job, TrainJob
-from rbdc.tree.measure import faster_jobs
+from rbdc.tree.measure import faster_jobs, images_per_second
 from rbdc.tree.method import Lab, Parent
 from rbdc.tree.nodes import Node
 from rbdc.tree.places import AVERAGE, KEPT, MODEL, START
@@ -63,7 +63,6 @@ class TreeWorkshop(Workshop):
         data, trainings = self.data, _trainings(jobs)
         for task in {job.task.recipe: job.task for job in trainings}.values():
             recipe = task.recipe
-            check_machine(self.machine, recipe, self.world.local_rank)
             shares = self.world.size * recipe.grad_accum_steps
             check_batch_size(len(data.train), recipe.batch_size, shares, mixes=recipe.mixes)
             if isinstance(data.train, ImageSet) and recipe.batched:
@@ -74,6 +73,22 @@ class TreeWorkshop(Workshop):
             if job.keeps == "optimizer":
                 check_slots(optimizer_slots(job.task.recipe))
                 break
+
+    def check_device(self, jobs: Sequence[Job]) -> None:
+        for recipe in {job.task.recipe for job in _trainings(jobs)}:
+            check_machine(self.machine, recipe, self.world.local_rank)
+
+    def scaling(self, job: Job) -> Scaling:
+        """Its speed is measured."""
+        assert isinstance(job, TrainJob)
+        recipe = job.task.recipe
+        speed, images = images_per_second(job.task, self.data, self.machine)
+        return Scaling(
+            batch_size=recipe.batch_size // recipe.grad_accum_steps,
+            images_per_second=(speed,),
+            gradient_bytes=(_model_bytes(job.model),),
+            largest_share=None if torch_device(self.machine).type == "cpu" else images,
+        )
 
     def needed_bytes(self, nodes: Sequence[Node], at_a_time: int | None) -> int:
         """Of the results that are still to come, and the checkpoints of the largest level."""
