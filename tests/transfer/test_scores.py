@@ -183,6 +183,9 @@ def test_a_sheet_shows_objects_where_they_are(val: CocoSet, tmp_path: Path) -> N
         assert path.stat().st_size > 1000
     text = path.read_text()
     assert all(f"<!-- {name} -->" in text for name in ("dog 90", "cat 60", "kite 90", "dog 60"))
+    draw_sheet(images, outputs, val.class_names, path, least_score=0.95)
+    assert path.read_text().count("<!-- ") < text.count("<!-- ")
+    assert "<!-- dog 90 -->" in path.read_text()  # the best of each, if none is good
     with pytest.raises(DataError, match="no image"):
         draw_sheet([], [], val.class_names, path)
 
