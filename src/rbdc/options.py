@@ -44,11 +44,8 @@ def _plainly(message: str) -> str:
     if missing := re.search(r"arguments are required: ([\w.]+)", message):
         command, _, name = missing[1].rpartition(".")
         return f"rbdc {command}: {name} is not given"
-    if message.startswith('expected "subcommand"'):
-        return (
-            "no command was given: say rbdc plan, train, compare, reproduce, status, report, "
-            "export or couple"
-        )
+    if commands := re.match(r'expected "subcommand" to be one of {(.+)}', message):
+        return f"no command was given: say rbdc {commands[1].replace(' ', '').replace(',', ', ')}"
     return message
 
 

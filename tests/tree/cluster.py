@@ -119,6 +119,10 @@ class RayCluster:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing is left if the tests are killed
         os.environ |= self.environment
         if self.isolated:
+            until = time.monotonic() + 10
+            # Only a process of one thread may enter; a pool's, told to end, may be still at it.
+            while len(list(Path("/proc/self/task").iterdir())) > 1 and time.monotonic() < until:
+                time.sleep(0.01)
             for kind in ("user", "net"):
                 descriptor = os.open(f"/proc/{self.keeper.pid}/ns/{kind}", os.O_RDONLY)
                 if libc.setns(descriptor, 0):

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -17,21 +18,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+import rbdc
 from rbdc.budget import Scaling
 from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.recipes import Cluster, Machine
 from rbdc.training import join_world
 from rbdc.training.world import leave_world
+from rbdc.transfer import load_detector
+from rbdc.transfer.jobs import find_backbone
+from rbdc.transfer.prepare import PreparedTransfer, open_splits, prepare_transfer
 from rbdc.tree import ray_start
 from rbdc.tree.engine import Event
 from rbdc.tree.jobs import Job
-from rbdc.tree.places import FAILED, LEASE
+from rbdc.tree.places import FAILED, LEASE, MODEL
 from rbdc.tree.prepare import Prepared
 from rbdc.tree.ray_start import ray_started
 from rbdc.tree.shares import Room, Share, check_shares, shares_of
 from rbdc.tree.store import Store
 from tests.support import QUICK, forked
+from tests.transfer.scenes import classifier, write_scenes
+from tests.transfer.test_transfer import recipe as detection
 from tests.tree.cluster import RayCluster
 from tests.tree.test_processes import finish, free_port
 from tests.tree.test_run import DEIT, EAGER, assert_same_model, run, small_tree
@@ -64,7 +72,7 @@ class Driver:
     def __init__(
         self,
         cluster: RayCluster,
-        prepared: Prepared,
+        prepared: Prepared | PreparedTransfer,
         output: Path,
         machine: Machine = EAGER,
         **settings: Any,
@@ -72,7 +80,8 @@ class Driver:
         self.cluster, self.output = cluster, output
         self.log = output.with_suffix(".log")
         self.log.unlink(missing_ok=True)
-        self.jobs = {node.name: node.job for node in prepared.tree.all}
+        nodes = prepared.tree.all if isinstance(prepared, Prepared) else prepared.nodes()
+        self.jobs = {node.name: node.job for node in nodes}
         asked = Cluster(**{"engine": "ray", "address": cluster.address, **settings})
         self.process: ForkProcess = cluster.start(
             _drive, prepared, output, machine, asked, self.log
@@ -119,7 +128,7 @@ def _title(job: Job) -> str:
     return f"{job.label}-{job.key[:8]}"
 
 
-def _drive(prepared: Prepared, output: Path, machine: Machine, cluster: Cluster, log: Path) -> None:
+def _drive(prepared: Any, output: Path, machine: Machine, cluster: Cluster, log: Path) -> None:
     """Exit codes are those of the command line; everything said goes into the log."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
@@ -342,6 +351,36 @@ def test_several_processes_on_one_model(folder: Path, tmp_path: Path, drive: Dri
     ranks = [forked(_rank, rank, port, prepared, tmp_path / "two") for rank in range(2)]
     assert finish(ranks) == [0, 0]
     assert_same_model(driver.output, tmp_path / "two")
+
+
+def test_detectors_too(tmp_path: Path, drive: Drive) -> None:
+    """One of two killed in between: both are what this machine alone makes of them."""
+    rbdc.export(classifier(), tmp_path / "vit")
+    found = [find_backbone(str(tmp_path / "vit")), find_backbone(f"scratch:{tmp_path / 'vit'}")]
+    splits = open_splits(write_scenes(tmp_path / "scenes"))
+    both = prepare_transfer(found, splits, detection(epochs=12.0))
+    alone = both.run(tmp_path / "alone", machine=QUICK, watch=lambda _event: None, jobs=1)
+    driver = drive(both, tmp_path / "run")
+    os.kill(driver.worker("vit")[0], signal.SIGKILL)
+    assert driver.finish() == 0, driver.said()
+    assert "lost its worker 1 times" in driver.said()
+    result = json.loads((driver.output / "result.json").read_text())
+    for ours, theirs in zip(result["rows"], alone["rows"], strict=True):
+        (one,), (other,) = ours["trained"], theirs["trained"]
+        assert one["scores"] == json.loads(json.dumps(other["scores"]))
+        folders = (driver.output / one["folder"], tmp_path / "alone" / other["folder"])
+        first, second = (load_detector(folder / MODEL)[0].state_dict() for folder in folders)
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_device_that_workers_do_not_have(folder: Path, tmp_path: Path, drive: Drive) -> None:
+    """It is looked for where the work will be."""
+    machine = replace(EAGER, device="cuda")
+    driver = drive(small_tree(folder, **SHORT), tmp_path / "run", machine)
+    assert driver.finish() == 2
+    assert "the device 'cuda' cannot be used" in driver.said()
+    assert not list(driver.output.glob("jobs/*"))
 
 
 def test_more_than_the_cluster_has(folder: Path, tmp_path: Path, drive: Drive) -> None:

@@ -1,0 +1,119 @@
+"""The timetable that `rbdc plan --devices 2` simulates, held against real runs on two cores.
+
+    python benchmarks/simulator.py
+
+The demo's tree, twice: by the local engine (--jobs 2; narrow models have a core each, the target
+both), and on Ray with the target trained by two processes. A core is a device. Printed are the real
+makespan, from the first job's beginning to the last one's end, over
+
+    its jobs:   the timetable simulated with the seconds that each job took;
+    its speed:  the timetable simulated from images a second, measured before the run on idle cores.
+
+Expected: within 5 % of the first, which is the scheduling alone; the second leaves out evaluation,
+couplings, checkpoints, and that two trainings disturb each other, so that real runs take longer.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from statistics import mean
+
+import torch
+
+from rbdc.budget import Demand, Hardware, demands_of, scaling_of, simulate
+from rbdc.recipes import Cluster, Machine, read_recipe, split_settings
+from rbdc.training import Task
+from rbdc.tree.jobs import TrainJob
+from rbdc.tree.measure import images_per_second
+from rbdc.tree.prepare import Prepared, prepare
+from rbdc.tree.store import Store
+
+CORES, ALLOCATION = 2, (2, 1, 1)
+LOOPBACK = Hardware(  # gloo between two processes of one machine
+    node_bytes_per_second=1e9, latency_seconds=1e-4, least_step_seconds=0.0
+)
+CLUSTERS = {
+    "local": None,
+    "ray": Cluster(engine="ray", cpus_per_job=ALLOCATION, workers_per_job=ALLOCATION),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--baseline-epochs", type=float, default=6.0, help="the tree's length")
+    options = parser.parse_args()
+    settings = {"baseline_epochs": options.baseline_epochs, "with_baseline": False}
+    prepared = prepare(*split_settings(read_recipe("demo"), settings))
+    print(f"{'':8}{'real / simulated with its jobs':>32}{'with measured speed':>22}")
+    for name, cluster in CLUSTERS.items():
+        found = []
+        for _ in range(options.turns):
+            predicted = predict(prepared, threads=name == "local")
+            found.append(run(prepared, cluster, predicted))
+        for ratios in found:
+            print(f"{name:8}{ratios[0]:32.3f}{ratios[1]:22.3f}")
+        means = [mean(ratios) for ratios in zip(*found, strict=True)]
+        print(f"{'  mean':8}{means[0]:32.3f}{means[1]:22.3f}")
+
+
+def predict(prepared: Prepared, *, threads: bool) -> float:
+    """Seconds of the whole tree, from the speed of each level."""
+    plan, first = prepared.plan, dict[int, Task]()
+    for node in prepared.tree.nodes:
+        if isinstance(node.job, TrainJob):
+            first.setdefault(node.level, node.job.task)
+
+    def speed(level: int, cores: int) -> float:
+        torch.set_num_threads(cores)
+        return images_per_second(first[level], prepared.data, Machine(device="cpu"))[0]
+
+    levels = [stage.level for stage in plan.stages[::-1]]
+    scaling = scaling_of(
+        plan,
+        batch_size=prepared.recipe.batch_size,
+        images_per_second=[speed(level, 1) for level in levels],
+        hardware=LOOPBACK,
+    )
+    demands = demands_of(plan, ALLOCATION, scaling)
+    measured = {}
+    if threads:  # no processes that exchange gradients: what two threads do is measured, too
+        images = plan.target.epochs * plan.images
+        measured["target"] = images / speed(0, CORES)
+    return simulate(demands, CORES, measured=measured).makespan_seconds
+
+
+def run(prepared: Prepared, cluster: Cluster | None, predicted: float) -> tuple[float, float]:
+    """The real makespan over both simulated ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "run"
+        prepared.run(
+            output,
+            machine=Machine(device="cpu", threads=CORES if cluster is None else 1),
+            watch=lambda _event: None,
+            jobs=2 if cluster is None else None,
+            cluster=cluster,
+        )
+        store, demands, spans = Store(output / "jobs"), [], []
+        names = {node.job.key: node.name for node in prepared.tree.all}
+        for node in prepared.tree.all:
+            path = store.folder(node.job) / "result.json"
+            seconds = json.loads(path.read_text())["seconds"]
+            ended = path.stat().st_mtime
+            spans.append((ended - seconds, ended))
+            demands.append(
+                Demand(
+                    name=node.name,
+                    level=node.level,
+                    devices=ALLOCATION[node.level] if node.job.trains else 1,
+                    seconds=seconds,
+                    parents=tuple(names[parent.key] for parent in node.job.parents),
+                )
+            )
+    real = max(end for _, end in spans) - min(begin for begin, _ in spans)
+    return real / simulate(demands, CORES).makespan_seconds, real / predicted
+
+
+if __name__ == "__main__":
+    main()
