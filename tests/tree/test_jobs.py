@@ -1,6 +1,7 @@
 """A job's key is its content; a plan's jobs have their places."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,14 +9,16 @@ import torch
 
 import rbdc
 from rbdc.budget import make_plan
-from rbdc.data import DataSet
+from rbdc.data import DataSet, ImageFormat
 from rbdc.errors import RecipeError
-from rbdc.training import fit_to_data
+from rbdc.training import Task, World, fit_to_data
 from rbdc.tree import measure
 from rbdc.tree.coupling import Coupling
 from rbdc.tree.jobs import GrowJob, TrainJob
 from rbdc.tree.nodes import Tree, grow_tree
-from tests.support import TINY, small_data, small_recipe
+from rbdc.tree.store import Store
+from rbdc.tree.workshop import TreeWorkshop
+from tests.support import QUICK, TINY, small_data, small_recipe
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +138,31 @@ def test_siblings_side_by_side_only_where_it_is_faster(
 def test_the_measurement_is_real(data: DataSet) -> None:
     task = trainings(tree_of(data))["2.0"].task
     assert measure._steps_per_second(task, data) > 0
+
+
+def test_a_job_s_speed_on_one_device_and_several(data: DataSet, tmp_path: Path) -> None:
+    job = trainings(tree_of(data))["1.0"]
+    shop = TreeWorkshop(store=Store(tmp_path), machine=QUICK, world=World(), data=data)
+    scaling = shop.scaling(job)
+    assert scaling.images_per_second[0] > 0 and scaling.largest_share is None
+    weights = rbdc.build(job.model).state_dict().values()
+    assert scaling.gradient_bytes == (sum(w.numel() * w.element_size() for w in weights),)
+    assert scaling.batch_size == job.task.recipe.batch_size
+
+
+def test_as_many_images_as_there_is_memory_for(
+    data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def on_noise(_task: Task, _image: ImageFormat, batch_size: int, *_others: object) -> float:
+        tried.append(batch_size)
+        if batch_size > 5:
+            raise torch.OutOfMemoryError("no room")
+        return 100.0
+
+    monkeypatch.setattr(measure, "_on_noise", on_noise)
+    task = trainings(tree_of(data))["2.0"].task
+    size = task.recipe.batch_size
+    assert measure.images_per_second(task, data, QUICK) == (100.0, tried[-1])
+    assert tried == [size // 2**n for n in range(len(tried))] and 2 < tried[-1] <= 5
