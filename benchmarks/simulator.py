@@ -2,20 +2,23 @@
 
     python benchmarks/simulator.py
 
-The demo's tree, twice: by the local engine (--jobs 2; narrow models have a core each, the target
-both), and on Ray with the target trained by two processes. A core is a device. Printed are the real
-makespan, from the first job's beginning to the last one's end, over
+The demo's tree by the local engine (--jobs 2; narrow models have a core each, the target both), and
+on Ray (every model has a core). A core is a device. Printed are the real makespan, from the first
+job's beginning to the last one's end, over
 
     its jobs:   the timetable simulated with the seconds that each job took;
     its speed:  the timetable simulated from images a second, measured before the run on idle cores.
 
 Expected: within 5 % of the first, which is the scheduling alone; the second leaves out evaluation,
 couplings, checkpoints, and that two trainings disturb each other, so that real runs take longer.
+How fast a group of GPUs is, is not checked here.
 """
 
 import argparse
 import json
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -29,14 +32,8 @@ from rbdc.tree.measure import images_per_second
 from rbdc.tree.prepare import Prepared, prepare
 from rbdc.tree.store import Store
 
-CORES, ALLOCATION = 2, (2, 1, 1)
-LOOPBACK = Hardware(  # gloo between two processes of one machine
-    node_bytes_per_second=1e9, latency_seconds=1e-4, least_step_seconds=0.0
-)
-CLUSTERS = {
-    "local": None,
-    "ray": Cluster(engine="ray", cpus_per_job=ALLOCATION, workers_per_job=ALLOCATION),
-}
+CORES = 2
+ALLOCATIONS = {"local": (2, 1, 1), "ray": (1, 1, 1)}  # cores of each level's models, target first
 
 
 def main() -> None:
@@ -47,18 +44,18 @@ def main() -> None:
     settings = {"baseline_epochs": options.baseline_epochs, "with_baseline": False}
     prepared = prepare(*split_settings(read_recipe("demo"), settings))
     print(f"{'':8}{'real / simulated with its jobs':>32}{'with measured speed':>22}")
-    for name, cluster in CLUSTERS.items():
+    for name, allocation in ALLOCATIONS.items():
         found = []
         for _ in range(options.turns):
-            predicted = predict(prepared, threads=name == "local")
-            found.append(run(prepared, cluster, predicted))
+            predicted = predict(prepared, allocation)
+            found.append(run(prepared, name, allocation, predicted))
         for ratios in found:
             print(f"{name:8}{ratios[0]:32.3f}{ratios[1]:22.3f}")
         means = [mean(ratios) for ratios in zip(*found, strict=True)]
         print(f"{'  mean':8}{means[0]:32.3f}{means[1]:22.3f}")
 
 
-def predict(prepared: Prepared, *, threads: bool) -> float:
+def predict(prepared: Prepared, allocation: Sequence[int]) -> float:
     """Seconds of the whole tree, from the speed of each level."""
     plan, first = prepared.plan, dict[int, Task]()
     for node in prepared.tree.nodes:
@@ -70,30 +67,34 @@ def predict(prepared: Prepared, *, threads: bool) -> float:
         return images_per_second(first[level], prepared.data, Machine(device="cpu"))[0]
 
     levels = [stage.level for stage in plan.stages[::-1]]
+    speeds = [speed(level, cores) for level, cores in zip(levels, allocation, strict=True)]
+    hardware = Hardware(least_step_seconds=0.0)
     scaling = scaling_of(
         plan,
         batch_size=prepared.recipe.batch_size,
-        images_per_second=[speed(level, 1) for level in levels],
-        hardware=LOOPBACK,
+        images_per_second=speeds,
+        hardware=hardware,
     )
-    demands = demands_of(plan, ALLOCATION, scaling)
-    measured = {}
-    if threads:  # no processes that exchange gradients: what two threads do is measured, too
-        images = plan.target.epochs * plan.images
-        measured["target"] = images / speed(0, CORES)
-    return simulate(demands, CORES, measured=measured).makespan_seconds
+    demands = [  # threads, not processes that exchange gradients: their speed was measured
+        replace(demand, devices=allocation[demand.level])
+        for demand in demands_of(plan, [1] * len(levels), scaling)
+    ]
+    return simulate(demands, CORES).makespan_seconds
 
 
-def run(prepared: Prepared, cluster: Cluster | None, predicted: float) -> tuple[float, float]:
+def run(
+    prepared: Prepared, name: str, allocation: Sequence[int], predicted: float
+) -> tuple[float, float]:
     """The real makespan over both simulated ones."""
+    local = name == "local"
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "run"
         prepared.run(
             output,
-            machine=Machine(device="cpu", threads=CORES if cluster is None else 1),
+            machine=Machine(device="cpu", threads=CORES if local else 0),
             watch=lambda _event: None,
-            jobs=2 if cluster is None else None,
-            cluster=cluster,
+            jobs=CORES if local else None,
+            cluster=None if local else Cluster(engine="ray", cpus_per_job=(1.0,)),
         )
         store, demands, spans = Store(output / "jobs"), [], []
         names = {node.job.key: node.name for node in prepared.tree.all}
@@ -106,7 +107,7 @@ def run(prepared: Prepared, cluster: Cluster | None, predicted: float) -> tuple[
                 Demand(
                     name=node.name,
                     level=node.level,
-                    devices=ALLOCATION[node.level] if node.job.trains else 1,
+                    devices=allocation[node.level] if node.job.trains else 1,
                     seconds=seconds,
                     parents=tuple(names[parent.key] for parent in node.job.parents),
                 )

@@ -23,7 +23,7 @@ from rbdc.tree.jobs import Job
 from rbdc.tree.places import LEASE
 from rbdc.tree.shares import Share
 
-LISTEN_SECONDS, TELL_SECONDS = 0.5, 0.5
+LISTEN_SECONDS, TELL_SECONDS = 0.5, 2.0
 GROUP = ".ray-train"  # what Ray Train leaves in a job's folder, until the job ends
 
 
@@ -199,7 +199,7 @@ class _Listener:
 
 
 class _Teller:
-    """Progress, passed on at most twice a second, and never waited for."""
+    """Progress, passed on now and then, and never waited for."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt, self.told = attempt, time.monotonic()
