@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
+from rbdc.report.compare import save_comparison_plots
 from rbdc.report.figures import (
     block_ratios,
     draw_blocks,
@@ -218,3 +219,28 @@ def test_no_text_lies_on_another(
         for (one, a), (other, b) in combinations(boxes.items(), 2):
             assert not a.overlaps(b), (one.get_text(), other.get_text())
             assert figure.bbox.contains(a.x0, a.y0) and figure.bbox.contains(a.x1, a.y1)
+
+
+@pytest.mark.parametrize(
+    "budgets", [(0.4, 0.6, 0.8, 1.0), (0.5, 0.6, 1.0), (0.4, 0.5, 0.6, 0.7, 0.8, 1.0)]
+)
+def test_epochs_below_curves_do_not_run_into_each_other(
+    budgets: tuple[float, ...], drawn: list[Any], tmp_path: Path
+) -> None:
+    names = ["standard", *(f"rbdc:{n}:carry" for n in (1, 2, 3)), "net2net", "gradmax", "firefly"]
+    lines = [
+        {
+            "protocol": name, "budget": budget, "flops": budget, "top1": 0.5 + budget / 9,
+            "top1_interval": 0.01, "seconds": 60.0, "seeds": 3,
+            "epochs": {str(level): [0.1234 * 2**level] for level in range(1 + number % 4)},
+        }
+        for number, name in enumerate(names)
+        for budget in budgets
+    ]  # fmt: skip
+    summary = {"model": {"name": "deit_tiny_patch16_224"}, "lines": lines}
+    save_comparison_plots(summary, tmp_path, ends=("png",))
+    for figure in drawn:
+        figure.draw_without_rendering()
+        boxes = {text: text.get_window_extent() for text in shown_texts(figure)}
+        for (one, a), (other, b) in combinations(boxes.items(), 2):
+            assert not a.overlaps(b), (one.get_text(), other.get_text())

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ COLOURS = (
     "#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F",
     "#882255", "#999933", "#332288", "#AA4499",
 )  # fmt: skip
+_LETTER_INCHES, _CURVES_INCHES = 0.058, 6.0  # of small print, and of the axes at least
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 
@@ -181,16 +182,16 @@ def save_comparison_plots(
 
 def _draw_flops(summary: Mapping[str, Any], path: Path) -> None:
     protocols = _protocols(summary)
-    many = len({line["budget"] for line in summary["lines"]}) > 4
-    between = "\n" if many else " / "  # levels below each other, where there is no room beside
+    budgets = sorted(line["flops"] for line in summary["lines"])
+    margin = 0.12 + 0.08 * (budgets[-1] - budgets[0])
+    crowded = _crowded(summary, budgets[-1] - budgets[0] + 2 * margin)
+    between = "\n" if crowded else " / "  # levels below each other, where there is no room beside
     heights = [
-        max(len(line["epochs"]) for line in _lines(summary, protocol)) if many else 1
+        max(len(line["epochs"]) for line in _lines(summary, protocol)) if crowded else 1
         for protocol in protocols
     ]
     figure, axes, below = _figure(summary, rows=sum(heights))
     middles = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
-    budgets = sorted(line["flops"] for line in summary["lines"])
-    margin = 0.12 + 0.08 * (budgets[-1] - budgets[0])
     grey: Any = {"ha": "center", "va": "center", "fontsize": 8, "color": "0.35"}
     for number, protocol in enumerate(protocols):
         lines = _lines(summary, protocol)
@@ -212,6 +213,17 @@ def _draw_flops(summary: Mapping[str, Any], path: Path) -> None:
         "in grey, epochs of one model of each level"
     )
     _finish(figure, axes, path)
+
+
+def _crowded(summary: Mapping[str, Any], span: float) -> bool:
+    """Whether a protocol's epochs at one budget would run into those at the next."""
+    for protocol in _protocols(summary):
+        for one, other in pairwise(_lines(summary, protocol)):
+            letters = 2 + sum(len(short_epochs(line["epochs"])) for line in (one, other)) / 2
+            room = (other["flops"] - one["flops"]) / span
+            if letters * _LETTER_INCHES > room * _CURVES_INCHES:
+                return True
+    return False
 
 
 def _draw_side_by_side(summary: Mapping[str, Any], path: Path) -> None:
