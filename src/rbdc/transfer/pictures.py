@@ -22,12 +22,11 @@ def draw_sheet(
     *,
     titles: Sequence[str] = (),
     least_score: float = 0.5,
-    always: int = 1,
     columns: int = 4,
     most: int = 20,
 ) -> None:
-    """Images with boxes, masks, classes and scores; the best `most` objects of each, and of those
-    that no score speaks for only the `always` best: an empty sheet would say less.
+    """Images with boxes, masks, classes and scores; the best `most` objects of each. Where none has
+    `least_score` the best is drawn all the same: an empty sheet would say less.
 
     `images` are floats (3, H, W) in [0, 1], `outputs` what a detector gives for them; targets,
     which have no scores, can be drawn the same way. The path's suffix decides the format.
@@ -49,7 +48,7 @@ def draw_sheet(
         axes.set_axis_off()
         axes.set_anchor("N")
     for number, (axes, image, output) in enumerate(zip(grid.flat, images, outputs, strict=False)):
-        shown = _best(output, least_score, always, most)
+        shown = _best(output, least_score, most)
         axes.imshow(draw_objects(image, shown).permute(1, 2, 0).numpy())
         for box, text, colour in _captions(shown, class_names):
             style = {"facecolor": colour, "edgecolor": "none", "pad": 0.8}
@@ -72,15 +71,13 @@ def draw_objects(image: Tensor, output: Mapping[str, Tensor]) -> Tensor:
     return drawn
 
 
-def _best(
-    output: Mapping[str, Tensor], least_score: float, always: int, most: int
-) -> dict[str, Tensor]:
+def _best(output: Mapping[str, Tensor], least_score: float, most: int) -> dict[str, Tensor]:
     scores = output.get("scores")
     if scores is None:
         return {key: output[key][:most] for key in ("boxes", "labels", "masks")}
     order = scores.argsort(descending=True)
     good = int((scores >= least_score).sum())
-    chosen = order[: min(max(good, always), most)]
+    chosen = order[: min(max(good, 1), most)]
     return {key: output[key][chosen] for key in ("boxes", "labels", "masks", "scores")}
 
 

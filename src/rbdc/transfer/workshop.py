@@ -118,12 +118,11 @@ class DetectionWorkshop(Workshop):
     def scaling(self, job: Job) -> Scaling:
         """Its speed is assumed, from FLOPs."""
         assert isinstance(job, DetectJob)
-        recipe, hardware = job.recipe, Hardware()
+        recipe = job.recipe
         return Scaling(
             batch_size=recipe.batch_size // recipe.grad_accum_steps,
-            images_per_second=(hardware.flops_per_second / self._image_flops(job),),
+            images_per_second=(Hardware().flops_per_second / self._image_flops(job),),
             gradient_bytes=(BYTES_PER_WEIGHT * self.cost(job).total_parameters,),
-            hardware=hardware,
         )
 
     def needed_bytes(self, nodes: Sequence[Node], at_a_time: int | None) -> int:
