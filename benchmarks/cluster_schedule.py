@@ -2,7 +2,7 @@
 
     python benchmarks/cluster_schedule.py
 
-Nothing is measured here: speeds are assumed (`rbdc.budget.Hardware`; they are printed), so the
+Nothing is measured here: speeds are assumed (`rbdc.plan.Hardware`; they are printed), so the
 ratios count, not the hours. Each is of the 2-step tree (ratio 2, budget 0.7) over standard training
 for 300 epochs on the same GPUs. Expected with the assumptions as they are: makespan and GPU-hours
 0.82 on 8 GPUs, 0.91 on 64. With equal FLOPs a second at every width 8 GPUs give what the FLOPs say,
@@ -12,7 +12,8 @@ work.
 
 import time
 
-from rbdc.budget import ClusterPlan, Hardware, make_plan, plan_cluster, scaling_of
+from rbdc.cluster import ClusterPlan, plan_cluster
+from rbdc.plan import Hardware, make_plan, scaling_of
 
 MODEL, GPUS = "deit_base_patch16_224", (8, 64)
 CASES = {

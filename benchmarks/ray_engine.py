@@ -50,9 +50,9 @@ def main() -> None:
 
 def measure(name: str, baseline_epochs: float) -> dict[str, float]:
     """Seconds of one run of the demo."""
-    from rbdc.recipes import Cluster, Machine, read_recipe, split_settings
-    from rbdc.tree.engine import Event
-    from rbdc.tree.prepare import prepare
+    from rbdc.jobs.engine import Event
+    from rbdc.runs.prepare import prepare
+    from rbdc.settings import Cluster, Machine, read_recipe, split_settings
 
     prepared = prepare(*split_settings(read_recipe("demo"), {"baseline_epochs": baseline_epochs}))
     first = 0.0

@@ -25,13 +25,14 @@ from statistics import mean
 
 import torch
 
-from rbdc.budget import Demand, Hardware, demands_of, scaling_of, simulate
-from rbdc.recipes import Cluster, Machine, read_recipe, split_settings
+from rbdc.cluster import Demand, demands_of, simulate
+from rbdc.jobs.job import TrainJob
+from rbdc.jobs.measure import images_per_second
+from rbdc.jobs.store import Store
+from rbdc.plan import Hardware, scaling_of
+from rbdc.runs.prepare import Prepared, prepare
+from rbdc.settings import Cluster, Machine, read_recipe, split_settings
 from rbdc.training import Task
-from rbdc.tree.jobs import TrainJob
-from rbdc.tree.measure import images_per_second
-from rbdc.tree.prepare import Prepared, prepare
-from rbdc.tree.store import Store
 
 CORES = 2
 ALLOCATIONS = {"local": (2, 1, 1), "ray": (1, 1, 1)}  # cores of each level's models, target first

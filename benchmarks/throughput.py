@@ -42,8 +42,11 @@ from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip
 
 from rbdc.data import DataSet, ImageSet, TrainingBatches, open_data
 from rbdc.errors import Interrupted
+from rbdc.jobs import workshop
 from rbdc.models import ModelSpec
-from rbdc.recipes import Machine, Recipe, read_recipe, split_settings
+from rbdc.runs import prepare as tree_prepare
+from rbdc.runs import run
+from rbdc.settings import Machine, Recipe, read_recipe, split_settings
 from rbdc.training import (
     Task,
     World,
@@ -57,8 +60,6 @@ from rbdc.training import (
 from rbdc.training.logs import Logs
 from rbdc.training.machine import default_threads
 from rbdc.training.state import State
-from rbdc.tree import prepare as tree_prepare
-from rbdc.tree import run, workshop
 
 RECIPES = {"deit": ("demo-deit", "deit"), "resnet": ("demo", "resnet50d")}  # memory, folder
 WIDTHS = {"narrow": 0.25, "wide": 1.0}

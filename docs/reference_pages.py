@@ -19,7 +19,7 @@ from sphinx.application import Sphinx
 
 import rbdc
 from rbdc.cli import make_parser
-from rbdc.recipes import (
+from rbdc.settings import (
     Cluster,
     Machine,
     Optimization,
@@ -28,8 +28,8 @@ from rbdc.recipes import (
     field_help,
     shipped_recipes,
 )
-from rbdc.recipes.detection import DetectionRecipe
-from rbdc.recipes.recipe import Augmentation, describe_type
+from rbdc.settings.detection import DetectionRecipe
+from rbdc.settings.recipe import Augmentation, describe_type
 
 HEAD = ("setting", "type", "default", "meaning")
 SETTINGS: dict[type, str] = {
@@ -135,7 +135,7 @@ def _yaml(value: Any) -> str:
 
 def recipes() -> str:
     """The files as they are."""
-    folder = files("rbdc.recipes")
+    folder = files("rbdc.settings")
     parts = []
     for name in shipped_recipes():
         parts += [f"## {name}", _fenced("yaml", (folder / f"{name}.yaml").read_text())]

@@ -19,15 +19,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from torch import Tensor
 
-from rbdc.budget import make_plan
 from rbdc.coupling.layout import Axes
 from rbdc.coupling.rules import couple_tensor
 from rbdc.experiments.reproduce import imagenet_outline
-from rbdc.recipes import read_recipe, split_settings
+from rbdc.jobs.coupling import TransitionName
+from rbdc.jobs.job import TrainJob
+from rbdc.jobs.tree import grow_tree
+from rbdc.plan import make_plan
+from rbdc.settings import read_recipe, split_settings
 from rbdc.training.optimizer import make_schedule
-from rbdc.tree.coupling import TransitionName
-from rbdc.tree.jobs import TrainJob
-from rbdc.tree.nodes import grow_tree
 
 FOLDER = Path(__file__).parents[1] / "docs" / "drawings"
 WIDTH = 7.6  # inches: as wide as a page's text, so that letters keep their size

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import rbdc
 from rbdc.data import DataSet, ImageSet, embedded, memory_data, open_data
-from rbdc.recipes import Machine, Recipe
+from rbdc.settings import Machine, Recipe
 from rbdc.training import Task, fit_to_data
 
 SMALL_VIT: dict[str, Any] = {

@@ -10,12 +10,14 @@ import rbdc
 SOURCE = Path(rbdc.__file__).parent
 ORDER = [
     {"errors"},
-    {"disk", "recipes"},
+    {"disk", "settings"},
     {"coupling", "data"},
     {"models"},
-    {"budget"},
+    {"plan"},
     {"training"},
-    {"tree"},
+    {"jobs"},
+    {"cluster"},
+    {"runs"},
     {"growth", "transfer"},
     {"experiments"},
     {"report"},

@@ -10,9 +10,9 @@ import pytest
 import timm
 
 import rbdc
-from rbdc.budget import make_plan
 from rbdc.cli import main
 from rbdc.commands.plan import PLAN_OPTIONS, plan_parser
+from rbdc.plan import make_plan
 from tests.support import SMALL, images, parents
 
 SMALL_PLAN = [

@@ -17,7 +17,7 @@ import pytest
 import rbdc
 from rbdc.cli import main, make_parser
 from rbdc.models import families
-from rbdc.recipes import Machine
+from rbdc.settings import Machine
 from scripts.drawings import draw
 from tests.support import folder_data, parents
 from tests.transfer.scenes import classifier, write_scenes, write_split

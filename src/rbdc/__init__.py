@@ -4,23 +4,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rbdc.budget import Plan, Stage, count_flops, forward_flops, make_plan
     from rbdc.coupling import CouplingProof, couple, verify_coupling
     from rbdc.data import DataSet, open_data
     from rbdc.errors import RbdcError
     from rbdc.experiments.compare import Asked, compare
     from rbdc.models import ModelSpec, build, export, load, spec_of
-    from rbdc.recipes import Cluster, Machine, Recipe, Request
-    from rbdc.tree.prepare import Prepared, prepare, train
+    from rbdc.plan import Plan, Stage, count_flops, forward_flops, make_plan
+    from rbdc.runs.prepare import Prepared, prepare, train
+    from rbdc.settings import Cluster, Machine, Recipe, Request
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Plan": "budget",
-    "Stage": "budget",
-    "count_flops": "budget",
-    "forward_flops": "budget",
-    "make_plan": "budget",
+    "Plan": "plan",
+    "Stage": "plan",
+    "count_flops": "plan",
+    "forward_flops": "plan",
+    "make_plan": "plan",
     "CouplingProof": "coupling",
     "couple": "coupling",
     "verify_coupling": "coupling",
@@ -32,13 +32,13 @@ _HOME = {
     "spec_of": "models",
     "DataSet": "data",
     "open_data": "data",
-    "Cluster": "recipes",
-    "Machine": "recipes",
-    "Recipe": "recipes",
-    "Request": "recipes",
-    "Prepared": "tree.prepare",
-    "prepare": "tree.prepare",
-    "train": "tree.prepare",
+    "Cluster": "settings",
+    "Machine": "settings",
+    "Recipe": "settings",
+    "Request": "settings",
+    "Prepared": "runs.prepare",
+    "prepare": "runs.prepare",
+    "train": "runs.prepare",
     "Asked": "experiments.compare",
     "compare": "experiments.compare",
 }

@@ -11,7 +11,7 @@ import yaml
 from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 
 from rbdc.errors import RbdcError, nearest
-from rbdc.recipes import field_help
+from rbdc.settings import field_help
 
 MODEL_KWARGS = "timm's arguments of the full-width model, as timm takes them: depth=6 embed_dim=64"
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rbdc.budget import Hardware, make_plan, plan_cluster, scaling_of
 from rbdc.cli import main
+from rbdc.cluster import plan_cluster
 from rbdc.commands.plan import plan_parser
 from rbdc.models import ModelSpec
+from rbdc.plan import Hardware, make_plan, scaling_of
 
 SIZE = {"img_size": 28, "patch_size": 4, "embed_dim": 64, "num_heads": 4, "depth": 2}
 PLAN = [

@@ -13,7 +13,7 @@ from torch import Tensor
 from rbdc.data import augment
 from rbdc.data.augment import BatchChanges, Windows
 from rbdc.data.randomness import derive_seed, generator, generators_kept, set_seeds
-from rbdc.recipes import Augmentation
+from rbdc.settings import Augmentation
 from tests.data.pictures import IMAGE, image_set, pixels
 
 PLAIN: dict[str, Any] = {"scale": None, "color_jitter": 0.0}

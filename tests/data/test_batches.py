@@ -36,7 +36,7 @@ from rbdc.data.batches import _Samples, epoch_order, share_of
 from rbdc.data.images import memory_data
 from rbdc.data.loader import LOST_WORKERS, _loader
 from rbdc.errors import DataError
-from rbdc.recipes import Augmentation
+from rbdc.settings import Augmentation
 from tests.data.pictures import (
     CLASSES,
     IMAGE,

@@ -19,12 +19,12 @@ from rbdc.experiments.reproduce import (
     prepare_case,
     read_experiment,
 )
-from rbdc.recipes import Request
+from rbdc.jobs.engine import Event
+from rbdc.jobs.lock import locked
 from rbdc.report.compare import comparison_table, save_comparison_plots
 from rbdc.report.run import run_status, status_table
+from rbdc.settings import Request
 from rbdc.training import loop
-from rbdc.tree.engine import Event
-from rbdc.tree.lock import locked
 from tests.support import QUICK, TINY, small_recipe
 
 RESNET = "resnet18d"

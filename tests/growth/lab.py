@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import rbdc
+from rbdc.jobs.method import Lab, Method, Parent
 from rbdc.models import ModelSpec
-from rbdc.tree.method import Lab, Method, Parent
 from tests.support import SMALL, parents
 
 SEED = 3

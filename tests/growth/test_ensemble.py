@@ -3,7 +3,7 @@
 import torch
 
 from rbdc.growth.ensemble import Averaging
-from rbdc.tree.method import Parent
+from rbdc.jobs.method import Parent
 from tests.growth.lab import LAB, wide_spec
 from tests.support import images, logits, parents
 

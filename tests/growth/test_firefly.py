@@ -11,20 +11,20 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 import rbdc
-from rbdc.budget import forward_flops, training_flops
 from rbdc.data import Batch
 from rbdc.errors import ModelError, PlanError
 from rbdc.growth import Setting, parse_protocol
 from rbdc.growth.candidates import Enlarged, norms_of
 from rbdc.growth.firefly import Search, best, search
 from rbdc.growth.units import Units, units_of
+from rbdc.jobs.execute import execute
+from rbdc.jobs.job import GrowJob, TrainJob
+from rbdc.jobs.method import Lab, Parent
+from rbdc.jobs.store import Store
+from rbdc.jobs.workshop import TreeWorkshop, subtree_flops
 from rbdc.models import ModelSpec, build_meta
+from rbdc.plan import forward_flops, training_flops
 from rbdc.training import World, fit_to_data
-from rbdc.tree.execute import execute
-from rbdc.tree.jobs import GrowJob, TrainJob
-from rbdc.tree.method import Lab, Parent
-from rbdc.tree.store import Store
-from rbdc.tree.workshop import TreeWorkshop, subtree_flops
 from tests.growth.lab import SEED, wide_spec
 from tests.support import QUICK, SMALL, TINY, images, logits, parents, small_data, small_recipe
 

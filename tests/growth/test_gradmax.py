@@ -12,19 +12,19 @@ from torch.nn.functional import cross_entropy, normalize
 from torch.utils.flop_counter import FlopCounterMode
 
 import rbdc
-from rbdc.budget import forward_flops, training_flops
 from rbdc.data import Batch
 from rbdc.errors import ModelError
 from rbdc.growth import Setting, parse_protocol
 from rbdc.growth.gradmax import GradMax, directions, matrices_of
 from rbdc.growth.units import Inner, Units, units_of
+from rbdc.jobs.execute import execute
+from rbdc.jobs.job import GrowJob
+from rbdc.jobs.method import Lab, Parent
+from rbdc.jobs.store import Store
+from rbdc.jobs.workshop import TreeWorkshop, subtree_flops
 from rbdc.models import ModelSpec
+from rbdc.plan import forward_flops, training_flops
 from rbdc.training import World, fit_to_data
-from rbdc.tree.execute import execute
-from rbdc.tree.jobs import GrowJob
-from rbdc.tree.method import Lab, Parent
-from rbdc.tree.store import Store
-from rbdc.tree.workshop import TreeWorkshop, subtree_flops
 from tests.support import (
     QUICK,
     SMALL,

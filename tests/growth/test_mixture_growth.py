@@ -16,16 +16,16 @@ from rbdc.data import DataSet
 from rbdc.errors import PlanError
 from rbdc.growth import Setting, Trial, parse_protocol
 from rbdc.growth.mixture_growth import MixtureGrowth, Mixtures, new_blocks
+from rbdc.jobs.execute import execute
+from rbdc.jobs.job import TrainJob
+from rbdc.jobs.layout import KEPT, MODEL
+from rbdc.jobs.method import Parent
+from rbdc.jobs.store import Store
+from rbdc.jobs.workshop import TreeWorkshop, own_flops, subtree_flops
 from rbdc.models import export, load, spec_of
 from rbdc.models.templates import Mixed, folded, mixtures_of, use_templates
 from rbdc.training import World, fit_to_data
 from rbdc.training.checkpoint import read_state
-from rbdc.tree.execute import execute
-from rbdc.tree.jobs import TrainJob
-from rbdc.tree.method import Parent
-from rbdc.tree.places import KEPT, MODEL
-from rbdc.tree.store import Store
-from rbdc.tree.workshop import TreeWorkshop, own_flops, subtree_flops
 from tests.support import QUICK, SMALL, TINY, images, logits, randomized, small_data, small_recipe
 
 RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"

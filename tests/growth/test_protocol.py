@@ -12,10 +12,10 @@ import rbdc
 from rbdc.errors import PlanError
 from rbdc.growth import OneParent, Setting, parse_protocol, protocols
 from rbdc.growth.rbdc import Rbdc
+from rbdc.jobs.execute import execute
+from rbdc.jobs.store import Store
+from rbdc.jobs.workshop import TreeWorkshop, subtree_flops
 from rbdc.training import World, fit_to_data
-from rbdc.tree.execute import execute
-from rbdc.tree.store import Store
-from rbdc.tree.workshop import TreeWorkshop, subtree_flops
 from tests.support import QUICK, TINY, small_data, small_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "compare.md"

@@ -11,8 +11,8 @@ from rbdc.growth.hypercloning import Cloning
 from rbdc.growth.net2net import Net2Wider
 from rbdc.growth.replicate import Replication
 from rbdc.growth.units import units_of
+from rbdc.jobs.method import Parent
 from rbdc.models import ModelSpec
-from rbdc.tree.method import Parent
 from tests.growth.lab import LAB, SEED, grown, wide_spec
 from tests.support import SMALL, images, logits, parents
 

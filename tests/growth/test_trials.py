@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from rbdc.budget import forward_flops, training_flops
 from rbdc.growth import Setting, parse_protocol
+from rbdc.jobs.job import GrowJob, TrainJob
+from rbdc.jobs.layout import JOBS, MODEL, START
+from rbdc.jobs.store import Store
+from rbdc.jobs.workshop import TreeWorkshop, subtree_flops
 from rbdc.models import ModelSpec, load
+from rbdc.plan import forward_flops, training_flops
+from rbdc.runs.run import run_nodes
 from rbdc.training import World, fit_to_data
 from rbdc.training.checkpoint import read_state
-from rbdc.tree.jobs import GrowJob, TrainJob
-from rbdc.tree.places import JOBS, MODEL, START
-from rbdc.tree.run import run_nodes
-from rbdc.tree.store import Store
-from rbdc.tree.workshop import TreeWorkshop, subtree_flops
 from tests.support import QUICK, TINY, small_data, small_recipe
 
 BUDGET = 0.8

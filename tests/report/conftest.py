@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from rbdc.recipes import Request
 from rbdc.report import detector_figures, figures
-from rbdc.tree.prepare import Prepared, prepare
+from rbdc.runs.prepare import Prepared, prepare
+from rbdc.settings import Request
 from tests.report.browsing import CHROMIUM
 from tests.support import QUICK, TINY, small_recipe
 

@@ -22,12 +22,12 @@ import rbdc
 from rbdc.cli import main
 from rbdc.data import open_data
 from rbdc.errors import RbdcError
-from rbdc.recipes import read_recipe, split_settings
 from rbdc.report import card
 from rbdc.report.card import export_run
 from rbdc.report.figures import accuracies
 from rbdc.report.read import read_run
-from rbdc.tree.prepare import prepare
+from rbdc.runs.prepare import prepare
+from rbdc.settings import read_recipe, split_settings
 from tests.report.conftest import small_run
 from tests.support import QUICK, images, logits
 from tests.support import forked as in_another_process

@@ -5,12 +5,12 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from rbdc.recipes import Request
+from rbdc.jobs.engine import Event
 from rbdc.report.live import LiveRun
 from rbdc.report.units import readable_duration
+from rbdc.runs.prepare import Prepared, prepare
+from rbdc.settings import Request
 from rbdc.training import Progress
-from rbdc.tree.engine import Event
-from rbdc.tree.prepare import Prepared, prepare
 from tests.support import TINY, folder_data, small_recipe
 
 SCORES = {"top1": 0.25, "top5": 0.75, "loss": 2.0}

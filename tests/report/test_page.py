@@ -17,7 +17,7 @@ from rbdc.report.serve import make_server
 from tests.experiments.test_compare import compared
 from tests.experiments.test_compare import run as run_comparison
 from tests.report.browsing import EVIL, Visit, visit
-from tests.tree.test_run import run, small_tree
+from tests.runs.test_run import run, small_tree
 
 
 @pytest.fixture(scope="module")

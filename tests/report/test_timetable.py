@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console, RenderableType
 
 import rbdc
-from rbdc.budget import ClusterPlan, Hardware, plan_cluster, scaling_of
+from rbdc.cluster import ClusterPlan, plan_cluster
 from rbdc.models import ModelSpec
+from rbdc.plan import Hardware, scaling_of
 from rbdc.report.timetable import gantt, save_timetable_plot, time_unit, timetable_table
 from tests.support import SMALL_VIT
 

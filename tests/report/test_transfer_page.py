@@ -17,12 +17,12 @@ from rich.console import Console
 
 import rbdc
 from rbdc.cli import main
-from rbdc.recipes.detection import DetectionRecipe
 from rbdc.report import sheets
 from rbdc.report.page import read_state, write_report
 from rbdc.report.read import read_run
 from rbdc.report.run import run_status, status_table
 from rbdc.report.watch import watch_run
+from rbdc.settings.detection import DetectionRecipe
 from rbdc.transfer import load_detector
 from rbdc.transfer.jobs import find_backbone
 from rbdc.transfer.prepare import open_splits, prepare_transfer

@@ -18,9 +18,9 @@ from rich.console import Console
 from rbdc.cli import main
 from rbdc.disk import read_json
 from rbdc.errors import RunError
+from rbdc.jobs.layout import PROGRESS, RESULT
 from rbdc.report.run import run_status
 from rbdc.report.watch import fitted_table, watch_run
-from rbdc.tree.places import PROGRESS, RESULT
 from tests.report.conftest import small_run
 from tests.support import QUICK, forked
 

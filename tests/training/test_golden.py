@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from rbdc.data import TrainingBatches
-from rbdc.recipes import Machine, read_recipe, split_settings
+from rbdc.jobs.job import TrainJob
+from rbdc.runs.prepare import prepare
+from rbdc.settings import Machine, read_recipe, split_settings
 from rbdc.training import World, image_format, initial_weights
 from rbdc.training.classification import classifier_state
-from rbdc.tree.jobs import TrainJob
-from rbdc.tree.prepare import prepare
 
 GOLDEN = Path(__file__).with_name("golden.json")
 RECIPES = ("demo", "demo-deit")

@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor
 from rbdc.errors import Interrupted, RunError
 from rbdc.models import ModelSpec, export
 from rbdc.models.folder import WEIGHTS
-from rbdc.recipes import Machine
+from rbdc.settings import Machine
 from rbdc.training import Task, World, fit_to_data, initial_weights, join_world, train
 from rbdc.training.machine import check_machine
 from rbdc.training.world import leave_world
+from tests.runs.test_processes import finish, free_port
 from tests.support import QUICK, TINY, forked, small_data, small_recipe
-from tests.tree.test_processes import finish, free_port
 
 RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"
 EAGER = Machine(**{**QUICK.to_json(), "checkpoint_share": 1e9})

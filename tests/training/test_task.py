@@ -7,7 +7,7 @@ import pytest
 import rbdc
 from rbdc.data import DataSet
 from rbdc.errors import DataError, RunError
-from rbdc.recipes import Machine
+from rbdc.settings import Machine
 from rbdc.training import fit_to_data, image_format, machine
 from rbdc.training.machine import check_machine, torch_device
 from rbdc.training.task import describe_images

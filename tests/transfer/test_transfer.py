@@ -15,7 +15,8 @@ import torch
 import rbdc
 from rbdc.cli import main
 from rbdc.errors import Interrupted
-from rbdc.recipes.detection import DetectionRecipe, read_detection_recipe
+from rbdc.jobs.layout import PREDICTIONS, SHEET, WEIGHTS
+from rbdc.settings.detection import DetectionRecipe, read_detection_recipe
 from rbdc.training import Trained, World, join_world
 from rbdc.training.loop import run_training
 from rbdc.training.world import leave_world
@@ -26,11 +27,10 @@ from rbdc.transfer.jobs import find_backbone
 from rbdc.transfer.prepare import PreparedTransfer, open_splits, prepare_transfer
 from rbdc.transfer.samples import DetectionSamples, Views
 from rbdc.transfer.scores import read_results, score
-from rbdc.tree.places import PREDICTIONS, SHEET, WEIGHTS
+from tests.runs.test_processes import finish, free_port
 from tests.support import QUICK, forked
 from tests.training.test_resume import assert_equal, stop_after
 from tests.transfer.scenes import classifier, resnet, write_scenes
-from tests.tree.test_processes import finish, free_port
 
 VOC = Path(__file__).parents[3] / "shared" / "data" / "voc2012-mini.tar"
 TINY: dict[str, Any] = {

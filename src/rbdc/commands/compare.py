@@ -16,7 +16,7 @@ from rbdc.options import (
     default_recipe,
     given_settings,
 )
-from rbdc.recipes import SPEND, Cluster, Machine, Recipe, Request, read_recipe, split_settings
+from rbdc.settings import SPEND, Cluster, Machine, Recipe, Request, read_recipe, split_settings
 
 
 def compare_parser() -> Parser:

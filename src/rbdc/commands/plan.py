@@ -9,10 +9,11 @@ from jsonargparse import Namespace
 from rbdc.commands.console import make_console, show
 from rbdc.errors import RbdcError
 from rbdc.options import MODEL_KWARGS, Parser, comma_separated_numbers, keyword_arguments
-from rbdc.recipes import PLAN
+from rbdc.settings import PLAN
 
 if TYPE_CHECKING:
-    from rbdc.budget import ClusterPlan, Plan
+    from rbdc.cluster import ClusterPlan
+    from rbdc.plan import Plan
 
 PLAN_OPTIONS = (*PLAN, "warmup_epochs", "images")
 
@@ -80,8 +81,8 @@ def _add_cluster(parser: Parser) -> None:
 
 
 def plan_command(options: Namespace) -> None:
-    from rbdc.budget import make_plan
     from rbdc.models import ModelSpec
+    from rbdc.plan import make_plan
     from rbdc.report.plan import plan_table, save_plan_plot
     from rbdc.report.timetable import gantt, save_timetable_plot, timetable_table
 
@@ -116,7 +117,8 @@ def plan_command(options: Namespace) -> None:
 
 
 def _on_cluster(plan: "Plan", options: Namespace) -> "ClusterPlan":
-    from rbdc.budget import Hardware, plan_cluster, scaling_of
+    from rbdc.cluster import plan_cluster
+    from rbdc.plan import Hardware, scaling_of
 
     hardware = Hardware(
         devices_per_node=options.devices_per_node,

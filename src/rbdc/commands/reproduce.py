@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 from rbdc.commands.compare import run_comparison
 from rbdc.errors import RbdcError
 from rbdc.options import Parser, add_settings, given_settings, keyword_arguments
-from rbdc.recipes import Cluster, Machine
+from rbdc.settings import Cluster, Machine
 
 
 def reproduce_parser() -> Parser:
@@ -75,8 +75,8 @@ def reproduce_command(options: Namespace) -> None:
 
 def _hours(comparison: Any, machine: Machine, images_per_second: float | None) -> None:
     """What a case would take, from the speed at which the target trains."""
+    from rbdc.jobs.measure import images_per_second as measured
     from rbdc.report.compare import hours_lines
-    from rbdc.tree.measure import images_per_second as measured
 
     setting = comparison.setting
     measured_here = images_per_second is None

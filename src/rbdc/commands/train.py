@@ -8,7 +8,7 @@ from jsonargparse import Namespace
 from rbdc.commands.console import make_console, show
 from rbdc.errors import RbdcError
 from rbdc.options import Parser, add_settings, default_recipe, given_settings
-from rbdc.recipes import Cluster, Machine, Recipe, Request, read_recipe, split_settings
+from rbdc.settings import Cluster, Machine, Recipe, Request, read_recipe, split_settings
 
 
 def train_parser() -> Parser:
@@ -39,9 +39,9 @@ def train_command(options: Namespace) -> None:
     from rbdc.report.live import LiveRun
     from rbdc.report.page import REPORT, write_report
     from rbdc.report.run import result_lines
+    from rbdc.runs.prepare import prepare
     from rbdc.training import join_world
     from rbdc.training.world import leave_world
-    from rbdc.tree.prepare import prepare
 
     given = given_settings(options, Request) | given_settings(options, Recipe)
     name = options.recipe or default_recipe(given)

@@ -8,8 +8,8 @@ from jsonargparse import Namespace
 from rbdc.commands.console import make_console
 from rbdc.errors import RbdcError
 from rbdc.options import MODEL_KWARGS, Parser, add_settings, given_settings, keyword_arguments
-from rbdc.recipes import Cluster, Machine
-from rbdc.recipes.detection import DetectionRecipe, read_detection_recipe
+from rbdc.settings import Cluster, Machine
+from rbdc.settings.detection import DetectionRecipe, read_detection_recipe
 
 
 def transfer_parser() -> Parser:

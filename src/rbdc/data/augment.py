@@ -18,7 +18,7 @@ from torchvision import transforms
 
 from rbdc.data.randomness import derive_seed, generator, generators_kept, set_seeds
 from rbdc.errors import RecipeError
-from rbdc.recipes import Augmentation
+from rbdc.settings import Augmentation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

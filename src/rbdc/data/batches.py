@@ -27,7 +27,7 @@ from rbdc.data.loader import read_batches
 from rbdc.data.randomness import derive_seed, generator, set_seeds
 from rbdc.data.sources import read_rgb
 from rbdc.errors import DataError
-from rbdc.recipes import Augmentation
+from rbdc.settings import Augmentation
 
 Token = tuple[int, int, int]  # epoch, position in the epoch, image
 

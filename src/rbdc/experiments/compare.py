@@ -16,17 +16,17 @@ from rbdc.errors import Interrupted, PlanError, RbdcError, TrainingError
 from rbdc.experiments.results import TUNING_SEED, Entry, read_summary, row_of, write_results
 from rbdc.experiments.statistics import STANDARD, flops_to_reach, plain, summarize
 from rbdc.growth import Protocol, Setting, parse_protocol
+from rbdc.jobs.engine import Engine, Event, Watcher
+from rbdc.jobs.job import TrainJob
+from rbdc.jobs.layout import JOBS
+from rbdc.jobs.store import Store
+from rbdc.jobs.tree import Node
+from rbdc.jobs.workshop import TreeWorkshop, own_flops, subtree_flops
 from rbdc.models import family
-from rbdc.recipes import Cluster, Machine, Recipe, Request, read_recipe, split_settings
+from rbdc.runs.prepare import open_and_fit
+from rbdc.runs.run import check_run, run_nodes
+from rbdc.settings import Cluster, Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World
-from rbdc.tree.engine import Engine, Event, Watcher
-from rbdc.tree.jobs import TrainJob
-from rbdc.tree.nodes import Node
-from rbdc.tree.places import JOBS
-from rbdc.tree.prepare import open_and_fit
-from rbdc.tree.run import check_run, run_nodes
-from rbdc.tree.store import Store
-from rbdc.tree.workshop import TreeWorkshop, own_flops, subtree_flops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

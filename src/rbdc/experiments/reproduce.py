@@ -1,4 +1,4 @@
-"""The paper's experiments, each a file in recipes/experiments whose head says what it shows.
+"""The paper's experiments, each a file in settings/experiments whose head says what it shows.
 
 A file has two scales: `paper` is the real thing, `small` the same on data and models for two CPU
 cores. A scale is a list of cases, and a case is a comparison.
@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 import yaml
 
-from rbdc.budget import IMAGENET_IMAGES
 from rbdc.data import DataSet
 from rbdc.errors import RecipeError, nearest
 from rbdc.experiments.compare import Asked, Comparison, prepare_comparison
 from rbdc.growth import Setting
-from rbdc.recipes import read_recipe, split_settings
+from rbdc.plan import IMAGENET_IMAGES
+from rbdc.settings import read_recipe, split_settings
 from rbdc.training import World
 
 Scale = Literal["paper", "small"]
-_FILES = files("rbdc.recipes") / "experiments"
+_FILES = files("rbdc.settings") / "experiments"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

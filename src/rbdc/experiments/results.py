@@ -10,10 +10,10 @@ from typing import Any
 
 from rbdc.disk import read_json, write_json, write_text
 from rbdc.growth import Setting, Trial
-from rbdc.tree.jobs import TrainJob
-from rbdc.tree.nodes import Node
-from rbdc.tree.store import Store
-from rbdc.tree.workshop import own_flops
+from rbdc.jobs.job import TrainJob
+from rbdc.jobs.store import Store
+from rbdc.jobs.tree import Node
+from rbdc.jobs.workshop import own_flops
 
 TUNING_SEED = 2**32
 ROWS, TABLE, SUMMARY = "results.jsonl", "results.csv", "summary.json"

@@ -1,6 +1,6 @@
 """Growth: RBDC's rivals, and RBDC and standard training as protocols beside them.
 
-`protocol` is the signature of a protocol, `rbdc.tree.method` that of widening. Every other file is
+`protocol` is the signature of a protocol, `rbdc.jobs.method` that of widening. Every other file is
 one protocol, found by being here; `units` and `replicate` are what several of them need.
 """
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from rbdc.growth.protocol import Protocol, Setting, Trial
+from rbdc.jobs.job import GrowJob
+from rbdc.jobs.method import Grown, Lab, Method, Parent
+from rbdc.jobs.tree import Node
 from rbdc.models import ModelSpec, check_steps
-from rbdc.tree.jobs import GrowJob
-from rbdc.tree.method import Grown, Lab, Method, Parent
-from rbdc.tree.nodes import Node
 
 
 class MeanOfLogits(nn.Module):

@@ -13,8 +13,8 @@ from rbdc.errors import ModelError, PlanError
 from rbdc.growth.candidates import Enlarged
 from rbdc.growth.protocol import OneParent
 from rbdc.growth.units import units_of
+from rbdc.jobs.method import Grown, Lab, Method, Parent
 from rbdc.models import ModelSpec, build_empty, build_meta
-from rbdc.tree.method import Grown, Lab, Method, Parent
 
 
 @dataclass(frozen=True, kw_only=True)

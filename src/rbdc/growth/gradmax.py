@@ -41,9 +41,9 @@ from rbdc.data import Batch
 from rbdc.errors import ModelError
 from rbdc.growth.protocol import OneParent
 from rbdc.growth.units import Inner, Units, units_of
+from rbdc.jobs.method import Grown, Lab, Method, Parent
 from rbdc.models import ModelSpec, build_empty, build_meta
 from rbdc.models.coupled import noise_image
-from rbdc.tree.method import Grown, Lab, Method, Parent
 
 SPARK = 1e-7  # what lets a ReLU pass its gradient: far from seen in the logits, and no zero in fp16
 

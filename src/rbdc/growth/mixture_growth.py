@@ -18,12 +18,12 @@ from rbdc.coupling import couple, couple_tensor, layout_of
 from rbdc.coupling.layout import heads_of
 from rbdc.errors import PlanError
 from rbdc.growth.protocol import MEMBER_EPOCHS, WIDE_EPOCHS, Protocol, Setting, Trial
+from rbdc.jobs.job import GrowJob, TrainJob
+from rbdc.jobs.method import Grown, Kept, Lab, Method, Parent
+from rbdc.jobs.tree import Node
 from rbdc.models import ModelSpec, build_empty, check_steps
 from rbdc.models.templates import Mixed, mixtures_of
-from rbdc.recipes import Recipe
-from rbdc.tree.jobs import GrowJob, TrainJob
-from rbdc.tree.method import Grown, Kept, Lab, Method, Parent
-from rbdc.tree.nodes import Node
+from rbdc.settings import Recipe
 
 GROWN_RATE = 0.04  # of the recipe's learning rate, for the wide model: 0.004 of 0.1 on ImageNet
 

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from rbdc.budget import CounterName, forward_flops, training_flops
 from rbdc.data import DataSet, derive_seed
 from rbdc.errors import PlanError
+from rbdc.jobs.coupling import TransitionName
+from rbdc.jobs.job import GrowJob, TrainJob
+from rbdc.jobs.method import Method
+from rbdc.jobs.tree import Node
 from rbdc.models import ModelSpec, check_steps
-from rbdc.recipes import Recipe
+from rbdc.plan import CounterName, forward_flops, training_flops
+from rbdc.settings import Recipe
 from rbdc.training import Task
-from rbdc.tree.coupling import TransitionName
-from rbdc.tree.jobs import GrowJob, TrainJob
-from rbdc.tree.method import Method
-from rbdc.tree.nodes import Node
 
 # The published comparison on ResNet-50D (0.616 of 90 epochs): MixtureGrowth's members have 90 and
 # 74 epochs, the wide model 14. A single parent of 90 leaves 32.7 for the wide model.

@@ -10,8 +10,8 @@ from torch import Tensor
 from rbdc.coupling import Axes, layout_of
 from rbdc.data import derive_seed
 from rbdc.growth.protocol import OneParent
+from rbdc.jobs.method import Grown, Lab, Method, Parent
 from rbdc.models import ModelSpec, build, halves_layout
-from rbdc.tree.method import Grown, Lab, Method, Parent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from rbdc.budget import Plan, make_plan
 from rbdc.coupling import OffDiagonal
 from rbdc.errors import PlanError
 from rbdc.growth.protocol import Protocol, Setting, Trial
+from rbdc.jobs.coupling import TransitionName
+from rbdc.jobs.tree import grow_tree
 from rbdc.models import check_steps
-from rbdc.tree.coupling import TransitionName
-from rbdc.tree.nodes import grow_tree
+from rbdc.plan import Plan, make_plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from rbdc.coupling import verify_coupling
 from rbdc.data.randomness import generator
 from rbdc.growth.units import Units, units_of
+from rbdc.jobs.method import Grown, Lab, Method, Parent
 from rbdc.models import ModelSpec, build_empty
 from rbdc.models.coupled import noise_image
-from rbdc.tree.method import Grown, Lab, Method, Parent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,13 +18,13 @@ import yaml
 
 from rbdc.disk import is_writable, put_in_place, read_json, sha256_of, sync
 from rbdc.errors import CheckpointError, RunError
+from rbdc.jobs.layout import MODEL, RESULT, RUN
 from rbdc.models.folder import CONFIG, RECORD, WEIGHTS
 from rbdc.report.card_text import card_text
 from rbdc.report.figures import draw_budget, draw_curves
 from rbdc.report.read import read_run
 from rbdc.report.repeat import repeat_settings
 from rbdc.report.run import run_status
-from rbdc.tree.places import MODEL, RESULT, RUN
 
 CARD, SETTINGS, FIGURES = "README.md", "recipe.yaml", "figures"
 BUDGET, CURVES = "budget.png", "curves.png"

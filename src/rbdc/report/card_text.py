@@ -16,9 +16,9 @@ import yaml
 from jinja2 import Environment, StrictUndefined
 
 from rbdc.models import ModelSpec, build_meta
-from rbdc.recipes import Recipe, Request
 from rbdc.report.repeat import hub_name, named_data
 from rbdc.report.units import readable_duration, readable_flops
+from rbdc.settings import Recipe, Request
 
 _ON_THE_HUB = {
     "cifar10": "uoft-cs/cifar10",

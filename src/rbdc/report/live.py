@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from rbdc.jobs.engine import Event
+from rbdc.jobs.tree import Node
 from rbdc.report.units import readable_duration
-from rbdc.tree.engine import Event
-from rbdc.tree.nodes import Node
 
 
 class LiveRun:

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rbdc.budget import Plan, Stage
 from rbdc.models import scaled_widths
+from rbdc.plan import Plan, Stage
 from rbdc.report.units import readable_flops, scaled
 
 LEVEL_COLOURS = ("#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#F0E442", "#0072B2", "#D55E00")

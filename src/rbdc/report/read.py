@@ -16,10 +16,10 @@ from typing import Any
 from rbdc.disk import read_json
 from rbdc.errors import RbdcError, RunError
 from rbdc.experiments.results import SUMMARY
+from rbdc.jobs.layout import JOB, RESULT, RUN
+from rbdc.jobs.lock import holder
 from rbdc.report.detectors import detectors_part
 from rbdc.report.run import last_scores, node_status
-from rbdc.tree.lock import holder
-from rbdc.tree.places import JOB, RESULT, RUN
 
 _MEASURED = ("top1", "box_map", "mask_map")
 EVALUATED = (

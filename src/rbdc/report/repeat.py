@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from math import isclose
 from typing import Any, Literal
 
-from rbdc.budget import make_plan
 from rbdc.data.sources import NAMES
 from rbdc.errors import PlanError
 from rbdc.models import ModelSpec
+from rbdc.plan import make_plan
 
 _ASKED = ("seed", "transition", "carry_warmup_epochs", "narrow_lr", "allow_inexact")
 

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from rbdc.disk import read_json
 from rbdc.errors import RunError
+from rbdc.jobs.layout import FAILED, PROGRESS, RESULT, RUN
+from rbdc.jobs.lock import holder
 from rbdc.report.units import readable_flops
-from rbdc.tree.lock import holder
-from rbdc.tree.places import FAILED, PROGRESS, RESULT, RUN
 
 
 def run_status(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from rbdc.tree.places import SHEET
+from rbdc.jobs.layout import SHEET
 
 MOST_BYTES = 1_500_000  # of all sheets of a page, as text
 _FITS = ((1920, 85), (1920, 70), (1440, 70), (1000, 65), (700, 60), (480, 50))

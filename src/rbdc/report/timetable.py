@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rbdc.budget import STANDARD, ClusterPlan, Row, Slot, Stage, Timetable
+from rbdc.cluster import STANDARD, ClusterPlan, Row, Slot, Timetable
+from rbdc.plan import Stage
 from rbdc.report.plan import LEVEL_COLOURS
 
 MOST_BARS = 16  # of jobs in the terminal; of more, a bar stands for a level

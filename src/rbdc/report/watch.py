@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.text import Text
 
 from rbdc.errors import RunError
+from rbdc.jobs.layout import JOBS, LOCK, RUN
 from rbdc.report.run import run_status, status_table
-from rbdc.tree.places import JOBS, LOCK, RUN
 
 PATIENCE = 3  # looks in a row at a file that cannot be read: a disk far away may need some
 _FIRST = ("failed", "running", "stopped", "waiting", "done")  # what stays in a low window

@@ -14,7 +14,7 @@ from rbdc.coupling import block_sizes, set_class_names
 from rbdc.data import Batch, DataSet, EvaluationBatches, TrainingBatches, derive_seed
 from rbdc.models import build, build_empty, export, halves_layout
 from rbdc.models.templates import folded, use_templates
-from rbdc.recipes import Machine
+from rbdc.settings import Machine
 from rbdc.training.evaluation import evaluate
 from rbdc.training.loop import run_training
 from rbdc.training.machine import torch_device

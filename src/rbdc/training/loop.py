@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rbdc.errors import Interrupted, TrainingError
-from rbdc.recipes import Machine
+from rbdc.settings import Machine
 from rbdc.training.checkpoint import latest_checkpoint, save_checkpoint
 from rbdc.training.logs import Logs
 from rbdc.training.machine import make_deterministic

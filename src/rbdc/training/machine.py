@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from rbdc.errors import RunError
-from rbdc.recipes import Machine, Optimization
+from rbdc.settings import Machine, Optimization
 
 
 def torch_device(machine: Machine, local_rank: int = 0) -> torch.device:

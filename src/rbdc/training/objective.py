@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from rbdc.recipes import Recipe
+from rbdc.settings import Recipe
 
 
 class Objective:

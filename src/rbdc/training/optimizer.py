@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rbdc.errors import RecipeError, nearest
-from rbdc.recipes import Optimization, Recipe
+from rbdc.settings import Optimization, Recipe
 from rbdc.training.sharding import as_spread, is_sharded
 from rbdc.training.task import Task
 

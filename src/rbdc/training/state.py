@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from rbdc.data import derive_seed
-from rbdc.recipes import Machine, Optimization
+from rbdc.settings import Machine, Optimization
 from rbdc.training.optimizer import optimizer_state, restore_optimizer
 from rbdc.training.sharding import load_whole, shard, whole
 from rbdc.training.world import World

@@ -9,7 +9,7 @@ from torch import nn
 from rbdc.data import DataSet, ImageFormat, ImageSet
 from rbdc.errors import DataError
 from rbdc.models import ModelSpec, record_of
-from rbdc.recipes import Recipe
+from rbdc.settings import Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,13 +8,13 @@ import timm
 import torch
 from torch import nn
 
-from rbdc.budget import CounterName, forward_flops
 from rbdc.data import ImageFormat
 from rbdc.disk import sha256_of
 from rbdc.errors import ModelError, RecipeError, nearest
 from rbdc.models import load
 from rbdc.models.folder import read_json, read_weights, weights_in
-from rbdc.recipes import Recipe
+from rbdc.plan import CounterName, forward_flops
+from rbdc.settings import Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

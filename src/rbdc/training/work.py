@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rbdc.recipes import Optimization
+from rbdc.settings import Optimization
 from rbdc.training.state import State
 
 

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from rbdc.coupling import evaluating
 from rbdc.data import derive_seed
-from rbdc.recipes import Machine
-from rbdc.recipes.detection import DetectionRecipe
+from rbdc.settings import Machine
+from rbdc.settings.detection import DetectionRecipe
 from rbdc.training import World
 from rbdc.training.machine import torch_device
 from rbdc.training.optimizer import timm_optimizer

@@ -10,12 +10,12 @@ from torch import nn
 
 from rbdc.data import derive_seed
 from rbdc.disk import sha256_of
+from rbdc.jobs.job import Job
+from rbdc.jobs.layout import MODEL, RUN
 from rbdc.models import ModelSpec, build, spec_of
 from rbdc.models.folder import weights_in
-from rbdc.recipes.detection import DetectionRecipe
+from rbdc.settings.detection import DetectionRecipe
 from rbdc.transfer.weights import open_classifier
-from rbdc.tree.jobs import Job
-from rbdc.tree.places import MODEL, RUN
 
 SCRATCH = "scratch:"
 FORMAT = 1  # of what a job leaves behind; another number makes other keys

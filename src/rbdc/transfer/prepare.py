@@ -10,18 +10,18 @@ from typing import Any
 from rbdc.data import derive_seed
 from rbdc.disk import write_json
 from rbdc.errors import RunError
-from rbdc.recipes import Cluster, Machine
-from rbdc.recipes.detection import DetectionRecipe
+from rbdc.jobs.engine import Engine, Watcher
+from rbdc.jobs.layout import JOBS, RESULT
+from rbdc.jobs.store import Store, folder_name
+from rbdc.jobs.tree import Node
+from rbdc.runs.run import check_run, run_nodes
+from rbdc.settings import Cluster, Machine
+from rbdc.settings.detection import DetectionRecipe
 from rbdc.training import World
 from rbdc.transfer.coco import open_coco, read_coco
 from rbdc.transfer.detection import Splits
 from rbdc.transfer.jobs import SCRATCH, Backbone, DetectJob
 from rbdc.transfer.workshop import DetectionWorkshop
-from rbdc.tree.engine import Engine, Watcher
-from rbdc.tree.nodes import Node
-from rbdc.tree.places import JOBS, RESULT
-from rbdc.tree.run import check_run, run_nodes
-from rbdc.tree.store import Store, folder_name
 
 
 def open_splits(data: str | Path, *others: str | Path) -> Splits:

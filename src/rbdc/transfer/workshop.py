@@ -6,11 +6,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rbdc.budget import Hardware, Scaling, training_flops
 from rbdc.disk import write_json
 from rbdc.errors import RunError
+from rbdc.jobs.execute import Workshop
+from rbdc.jobs.job import Job
+from rbdc.jobs.layout import AVERAGE, MODEL, PREDICTIONS, SCORES, SHEET, WEIGHTS
+from rbdc.jobs.tree import Node
 from rbdc.models import ModelSpec, build_empty
-from rbdc.recipes.detection import DetectionRecipe
+from rbdc.plan import Hardware, Scaling, training_flops
+from rbdc.settings.detection import DetectionRecipe
 from rbdc.training import Observer, Trained
 from rbdc.training.loop import run_training
 from rbdc.training.machine import check_machine
@@ -20,10 +24,6 @@ from rbdc.transfer.detection import Detection, Splits, settings_of, views_of
 from rbdc.transfer.detector import DetectorCost, build_detector, detector_cost
 from rbdc.transfer.jobs import DetectJob
 from rbdc.transfer.scores import score
-from rbdc.tree.execute import Workshop
-from rbdc.tree.jobs import Job
-from rbdc.tree.nodes import Node
-from rbdc.tree.places import AVERAGE, MODEL, PREDICTIONS, SCORES, SHEET, WEIGHTS
 
 BYTES_PER_WEIGHT = 4
 

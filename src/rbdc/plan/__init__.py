@@ -1,0 +1,26 @@
+"""What a training costs: FLOPs (`flops`), epochs from a budget (`schedule`), the plan (`plan`).
+
+`scaling` is how fast a model trains on one device and on several.
+"""
+
+from rbdc.plan.flops import FLOPS_PER_MAC, CounterName, FlopCount, count_flops, forward_flops
+from rbdc.plan.plan import IMAGENET_IMAGES, Plan, Stage, make_plan
+from rbdc.plan.scaling import Hardware, Scaling, scaling_of
+from rbdc.plan.schedule import Schedule, training_flops
+
+__all__ = [
+    "FLOPS_PER_MAC",
+    "IMAGENET_IMAGES",
+    "CounterName",
+    "FlopCount",
+    "Hardware",
+    "Plan",
+    "Scaling",
+    "Schedule",
+    "Stage",
+    "count_flops",
+    "forward_flops",
+    "make_plan",
+    "scaling_of",
+    "training_flops",
+]

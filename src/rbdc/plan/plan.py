@@ -1,0 +1,310 @@
+"""The plan of an RBDC training: which models, for how many epochs, at what cost.
+
+`rbdc plan` prints a Plan, and a training executes the very same value.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from math import inf, isfinite
+from typing import Any, Literal, get_args
+
+from rbdc.coupling import inexact_tensors
+from rbdc.errors import PlanError, nearest
+from rbdc.models import ModelSpec, as_spec, build_meta, check_steps, family, halves_layout
+from rbdc.plan.flops import DEFAULT_COUNTER, CounterName, count_flops
+from rbdc.plan.schedule import (
+    Schedule,
+    cost_of_unit,
+    data_passes,
+    quartered,
+    relative_epochs,
+    training_flops,
+)
+
+IMAGENET_IMAGES = 1_281_167
+ROUNDING_TOLERANCE = 0.03  # more of a difference than this is worth a warning
+
+Costs = Literal["exact", "quarter"]
+Rounding = Literal["whole", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """All models of one level of the tree. Level 0 is the target."""
+
+    level: int
+    width: float
+    models: int
+    epochs: float
+    """Of each model."""
+    forward_flops: int
+    """Of one image through one model."""
+    training_flops: float
+    """Of all models of the level."""
+    share: float
+    """Of the plan's FLOPs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What will be trained, leaves first, and what it costs with every model counted."""
+
+    model: ModelSpec
+    steps: int
+    ratio: float
+    schedule: Schedule
+    costs: Costs
+    counter: CounterName
+    uncounted: dict[str, int]
+    """Operations of the target that the counter passed over, with how often it calls them."""
+    inexact: tuple[str, ...]
+    """Tensors that keep a coupling from being exactly the mean of its parents; best none."""
+    images: int
+    asked_flops: float
+    """FLOPs of the plan before epochs were rounded."""
+    baseline_epochs: float
+    warmup_epochs: float
+    stages: tuple[Stage, ...]
+    """In the order of training: the leaves first, the target last."""
+
+    @property
+    def target(self) -> Stage:
+        return self.stages[-1]
+
+    @property
+    def leaves(self) -> Stage:
+        return self.stages[0]
+
+    @property
+    def training_flops(self) -> float:
+        return sum(stage.training_flops for stage in self.stages)
+
+    @property
+    def baseline_flops(self) -> float:
+        """FLOPs of standard training: the target alone, for `baseline_epochs`."""
+        return training_flops(self.target.forward_flops, self.baseline_epochs, self.images)
+
+    @property
+    def normalized_flops(self) -> float:
+        return self.training_flops / self.baseline_flops
+
+    @property
+    def data_passes(self) -> float:
+        return data_passes([stage.epochs for stage in reversed(self.stages)])
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is legal but unwise about this plan."""
+        found = []
+        if self.steps and self.leaves.epochs <= self.warmup_epochs:
+            found.append(
+                f"the leaves train for {self.leaves.epochs:g} epochs, not more than the "
+                f"{self.warmup_epochs:g} epochs of warm-up: their learning rate never peaks"
+            )
+        if self.steps and self.ratio < 1:
+            found.append(
+                f"ratio {self.ratio:g} trains narrow models longer than wide ones; the paper found "
+                "that suboptimal, and ratios of 1.5 to 2 best"
+            )
+        if self.normalized_flops > 10:
+            found.append(
+                f"it costs {self.normalized_flops:.0f} times standard training: a budget of 0.7 is "
+                "seven tenths of it"
+            )
+        rounding = self.training_flops / self.asked_flops - 1
+        if abs(rounding) > ROUNDING_TOLERANCE:
+            found.append(
+                f"rounding to whole epochs spends {abs(rounding):.1%} "
+                f"{'more' if rounding > 0 else 'less'} than asked for"
+            )
+        if self.inexact:
+            found.append(
+                f"couplings will not be exact: {self.inexact[0]}"
+                + (f" and {len(self.inexact) - 1} more tensors are" if self.inexact[1:] else " is")
+                + " shared by both halves and can only be averaged"
+            )
+        return tuple(found)
+
+    def spec(self, stage: Stage) -> ModelSpec:
+        """The model of a stage."""
+        return self.model.scaled(stage.width / self.model.width)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model.to_json(),
+            "steps": self.steps,
+            "ratio": self.ratio,
+            "schedule": self.schedule,
+            "costs": self.costs,
+            "counter": self.counter,
+            "uncounted": self.uncounted,
+            "inexact": list(self.inexact),
+            "images": self.images,
+            "asked_flops": self.asked_flops,
+            "baseline_epochs": self.baseline_epochs,
+            "warmup_epochs": self.warmup_epochs,
+            "stages": [asdict(stage) for stage in self.stages],
+            "training_flops": self.training_flops,
+            "baseline_flops": self.baseline_flops,
+            "normalized_flops": self.normalized_flops,
+            "data_passes": self.data_passes,
+            "warnings": list(self.warnings),
+        }
+
+
+def make_plan(
+    model: str | ModelSpec,
+    *,
+    steps: int = 1,
+    ratio: float = 2.0,
+    budget: float | None = None,
+    total_flops: float | None = None,
+    epochs: float | None = None,
+    total_epochs: float | None = None,
+    baseline_epochs: float | None = None,
+    warmup_epochs: float | None = None,
+    images: int = IMAGENET_IMAGES,
+    schedule: Schedule = "appendix",
+    costs: Costs = "exact",
+    counter: CounterName = DEFAULT_COUNTER,
+    rounding: Rounding = "whole",
+) -> Plan:
+    """Plan the training of `model` by `steps` recursive steps (0 is standard training).
+
+    How much to spend is said in exactly one way: `budget`, relative to standard training for
+    `baseline_epochs` (by default the paper's: 300 for transformers, 90 for ResNets);
+    `total_flops`, for everything; `epochs` of the target; or `total_epochs` of all models
+    together, the passes over the data that Algorithm 1 splits.
+
+    `ratio` is r, the epochs of a wide model over those of its parents. `costs="quarter"` solves
+    with the paper's approximation that half the width costs a quarter; costs are reported exactly
+    all the same, and from the epochs as rounded: what will really run.
+    """
+    spec = as_spec(model)
+    _check(
+        steps=steps, ratio=ratio, images=images, schedule=schedule, costs=costs, rounding=rounding
+    )
+    check_steps(spec, steps)
+    levels = [spec.scaled(0.5**level) for level in range(steps + 1)]
+    inexact = [name for narrow in levels[1:] for name in _inexact(narrow)]
+    counts = [count_flops(level, counter=counter) for level in levels]
+    flops = [count.forward_flops for count in counts]
+    known = family(spec)
+    baseline = known.baseline_epochs if baseline_epochs is None else baseline_epochs
+    warmup = known.warmup_epochs if warmup_epochs is None else warmup_epochs
+    _check_positive("baseline epochs", baseline)
+    _check_number("warm-up epochs", warmup, at_least=0)
+
+    relative = relative_epochs(schedule, steps, ratio)
+    assumed = quartered(flops[0], steps) if costs == "quarter" else flops
+    per_image = cost_of_unit(relative, assumed)
+    ways = {
+        # Eq. 16 (and 18, with quartered costs); Eq. 14; Eq. 12; Algorithm 1
+        "budget": (budget, lambda alpha: alpha * baseline * flops[0] / per_image),
+        "total FLOPs": (total_flops, lambda total: total / training_flops(per_image, 1, images)),
+        "epochs": (epochs, lambda target: target / relative[0]),
+        "total epochs": (total_epochs, lambda passes: passes / data_passes(relative)),
+    }
+    wanted = [_solve(ways) * share for share in relative]
+    return Plan(
+        model=spec,
+        steps=steps,
+        ratio=ratio,
+        schedule=schedule,
+        costs=costs,
+        counter=counter,
+        uncounted=dict(counts[0].uncounted),
+        inexact=tuple(dict.fromkeys(inexact)),
+        images=images,
+        asked_flops=training_flops(cost_of_unit(wanted, flops), 1, images),
+        baseline_epochs=baseline,
+        warmup_epochs=warmup,
+        stages=_stages(levels, wanted, flops, images, rounding),
+    )
+
+
+def _stages(
+    levels: Sequence[ModelSpec],
+    epochs: Sequence[float],
+    flops: Sequence[int],
+    images: int,
+    rounding: Rounding,
+) -> tuple[Stage, ...]:
+    run = [round(count) if rounding == "whole" else count for count in epochs]
+    for level, (wanted, rounded) in enumerate(zip(epochs, run, strict=True)):
+        if rounded <= 0:
+            raise PlanError(
+                f"level {level} ({levels[level]}) would train for {wanted:.3g} epochs, which "
+                "rounds to 0",
+                "Spend more, take fewer steps or a smaller ratio, or say --rounding none.",
+            )
+    costs = [
+        2**level * training_flops(forward, count, images)
+        for level, (forward, count) in enumerate(zip(flops, run, strict=True))
+    ]
+    stages = [
+        Stage(
+            level=level,
+            width=spec.width,
+            models=2**level,
+            epochs=run[level],
+            forward_flops=flops[level],
+            training_flops=costs[level],
+            share=costs[level] / sum(costs),
+        )
+        for level, spec in enumerate(levels)
+    ]
+    return tuple(reversed(stages))
+
+
+def _solve(ways: dict[str, tuple[float | None, Any]]) -> float:
+    given = [(name, value, solve) for name, (value, solve) in ways.items() if value is not None]
+    if len(given) != 1:
+        names = ", ".join(name for name, _, _ in given)
+        raise PlanError(
+            f"the plan was given {names}" if names else "the plan was not told how much to spend",
+            f"Give exactly one of {', '.join(ways)}.",
+        )
+    name, value, solve = given[0]
+    _check_positive(name, value)
+    return float(solve(value))
+
+
+def _check(**values: Any) -> None:
+    if not isinstance(values["steps"], int) or values["steps"] < 0:
+        raise PlanError(
+            f"steps is {values['steps']}, expected 0 or more", "0 steps is standard training."
+        )
+    _check_positive("ratio", values["ratio"])
+    _check_number("ratio", values["ratio"], at_least=1e-6, at_most=1e6)
+    if not isinstance(values["images"], int) or values["images"] <= 0:
+        raise PlanError(
+            f"images is {values['images']}, expected a positive whole number",
+            f"Give the size of the training set (ImageNet-1K: {IMAGENET_IMAGES}).",
+        )
+    for key, known in (("schedule", Schedule), ("costs", Costs), ("rounding", Rounding)):
+        if values[key] not in get_args(known):
+            raise PlanError(
+                f"no {key} is called {values[key]!r}",
+                nearest(values[key], get_args(known))
+                or f"Use one of {', '.join(get_args(known))}.",
+            )
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (isfinite(value) and value > 0):
+        raise PlanError(f"{name} is {value:g}, expected more than 0", f"Give a positive {name}.")
+
+
+def _check_number(name: str, value: float, *, at_least: float, at_most: float = inf) -> None:
+    if not at_least <= value <= at_most:
+        raise PlanError(
+            f"{name} is {value:g}, expected {at_least:g} to {at_most:g}", f"Give another {name}."
+        )
+
+
+@cache
+def _inexact(narrow: ModelSpec) -> tuple[str, ...]:
+    """Couple by shape only: what cannot be coupled, or not exactly, is said before any training."""
+    return inexact_tensors(halves_layout(narrow.scaled(2)), build_meta(narrow))

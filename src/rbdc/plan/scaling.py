@@ -1,0 +1,160 @@
+"""How fast a model trains on one device and on several: a model of speed, not a measurement.
+
+A step of data-parallel training on d devices, each with its share of the batch:
+
+    compute     = max(batch / d / images a second of one device, least step)
+    all-reduce  = 2 (d - 1) / d x bytes of gradients / bandwidth      (nccl-tests, PERFORMANCE.md)
+    step        = compute / 3 + max(2/3 compute, all-reduce) + latency x log2 d
+
+One third of the compute is the forward pass; behind the backward pass, DDP hides the all-reduce
+(Li et al., 2020, "PyTorch Distributed"), here as far as it can be hidden. Groups within a node have
+the node's bandwidth, larger ones the network's. Left out: reading images, evaluation, checkpoints.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite, log2
+from typing import Any
+
+from rbdc.errors import PlanError
+from rbdc.models import build_meta
+from rbdc.plan.plan import Plan
+from rbdc.plan.schedule import TRAINING_PASSES
+
+BYTES_PER_GRADIENT = 4  # float32, also where autocast computes in less
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """What a cluster's devices and wires can do.
+
+    The defaults are assumptions, for nodes of eight A100-class GPUs: measure your own. Ratios
+    between two trainings on the same hardware depend on them much less than hours do.
+    """
+
+    flops_per_second: float = 100e12
+    """Of one device training the target: a third of an A100's 312 TFLOP/s in bfloat16."""
+    narrow_efficiency: float = 0.65
+    """FLOPs a second of a model over those of one twice as wide, on one device.
+
+    timm's benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv has 391, 1054 and 2291 images/s for
+    DeiT-Base, Small and Tiny: 0.71 from Base to Small, 0.59 from Small to Tiny.
+    """
+    devices_per_node: int = 8
+    node_bytes_per_second: float = 200e9
+    """Bus bandwidth of an all-reduce in a node, as nccl-tests print it: NVLink with NVSwitch."""
+    network_bytes_per_second: float = 50e9
+    """The same between nodes: four links of 100 Gb/s a node."""
+    latency_seconds: float = 100e-6
+    """Of an all-reduce, for each doubling of the devices: NCCL's trees have that depth."""
+    least_step_seconds: float = 0.02
+    """Launching the kernels of a step takes as long as this, however few the images."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            may_be_zero = name.endswith("_seconds")
+            if not (isfinite(value) and (value > 0 or (value == 0 and may_be_zero))):
+                expected = "0 or more" if may_be_zero else "more than 0"
+                raise PlanError(
+                    f"{name.replace('_', ' ')} is {value:g}, expected {expected}",
+                    "Give what your devices do.",
+                )
+
+    def all_reduce_seconds(self, gradient_bytes: float, devices: int) -> float:
+        """Of the gradients of one model, without latency."""
+        within = devices <= self.devices_per_node
+        bandwidth = self.node_bytes_per_second if within else self.network_bytes_per_second
+        return 2 * (devices - 1) / devices * gradient_bytes / bandwidth
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scaling:
+    """How fast the models of each level train on a number of devices; level 0 is the target."""
+
+    batch_size: int
+    """Of a training, over all its devices."""
+    images_per_second: tuple[float, ...]
+    """Of one device, target first."""
+    gradient_bytes: tuple[int, ...]
+    """Of one model, target first."""
+    largest_share: int | None = None
+    """Images of a step that one device has the memory for, if that is known."""
+    hardware: Hardware = field(default_factory=Hardware)
+
+    def group_sizes(self, devices: int) -> list[int]:
+        """How many devices can share one training: equal shares, whole pairs for mixup."""
+        # data.batches.check_batch_size: a batch is cut into shares that are closed under reversal
+        most = min(devices, self.batch_size // 2)
+        sizes = [1, *(d for d in range(2, most + 1) if self.batch_size % (2 * d) == 0)]
+        room = self.largest_share or self.batch_size
+        return [d for d in sizes if self.batch_size / d <= room] or sizes[-1:]
+
+    def step_seconds(self, level: int, devices: int) -> float:
+        """Of one step with the whole batch."""
+        hardware = self.hardware
+        images = self.batch_size / devices
+        compute = max(images / self.images_per_second[level], hardware.least_step_seconds)
+        if devices == 1:
+            return compute
+        forward = compute / TRAINING_PASSES
+        exchange = hardware.all_reduce_seconds(self.gradient_bytes[level], devices)
+        latency = hardware.latency_seconds * log2(devices)
+        return forward + max(compute - forward, exchange) + latency
+
+    def training_seconds(self, level: int, images: float, devices: int) -> float:
+        """Of one model, for so many images, repeated ones counted."""
+        return images / self.batch_size * self.step_seconds(level, devices)
+
+    def efficiency(self, level: int, devices: int) -> float:
+        """Images a second of a device in a group over those of a device alone."""
+        return self.step_seconds(level, 1) / self.step_seconds(level, devices) / devices
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def scaling_of(
+    plan: Plan,
+    *,
+    batch_size: int = 1024,
+    images_per_second: Sequence[float] = (),
+    hardware: Hardware | None = None,
+) -> Scaling:
+    """How fast the plan's models train.
+
+    `images_per_second` are measured on one device: one number for each level, target first, or
+    the target's alone. What was not measured follows from FLOPs: the target does
+    `flops_per_second`, and a model `narrow_efficiency` of the FLOPs a second of the next wider.
+    """
+    hardware = hardware or Hardware()
+    if not 0 < batch_size <= plan.images:
+        raise PlanError(
+            f"the batch size is {batch_size}, and there are {plan.images} training images",
+            "Choose a batch size between 1 and the number of images (--images).",
+        )
+    levels = plan.stages[::-1]
+    measured = list(images_per_second)
+    if len(measured) not in (0, 1, len(levels)):
+        raise PlanError(
+            f"images per second has {len(measured)} numbers, and the plan has {len(levels)} levels",
+            "Give one number, the target's, or one for each level, the target first.",
+        )
+    if wrong := [speed for speed in measured if not (isfinite(speed) and speed > 0)]:
+        raise PlanError(f"images per second is {wrong[0]:g}", "Give positive numbers.")
+    if len(measured) < len(levels):
+        first = levels[0].forward_flops
+        target = measured[0] if measured else hardware.flops_per_second / TRAINING_PASSES / first
+        measured = [
+            target * first / stage.forward_flops * hardware.narrow_efficiency**stage.level
+            for stage in levels
+        ]
+    return Scaling(
+        batch_size=batch_size,
+        images_per_second=tuple(float(speed) for speed in measured),
+        gradient_bytes=tuple(
+            BYTES_PER_GRADIENT
+            * sum(weight.numel() for weight in build_meta(plan.spec(stage)).parameters())
+            for stage in levels
+        ),
+        hardware=hardware,
+    )

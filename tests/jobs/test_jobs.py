@@ -1,0 +1,168 @@
+"""A job's key is its content; a plan's jobs have their places."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rbdc
+from rbdc.data import DataSet, ImageFormat
+from rbdc.errors import RecipeError
+from rbdc.jobs import measure
+from rbdc.jobs.coupling import Coupling
+from rbdc.jobs.job import GrowJob, TrainJob
+from rbdc.jobs.store import Store
+from rbdc.jobs.tree import Tree, grow_tree
+from rbdc.jobs.workshop import TreeWorkshop
+from rbdc.plan import make_plan
+from rbdc.training import Task, World, fit_to_data
+from tests.support import QUICK, TINY, small_data, small_recipe
+
+
+@pytest.fixture(scope="module")
+def data() -> DataSet:
+    return small_data()
+
+
+def tree_of(data: DataSet, steps: int = 2, lr: float = 1e-3, **options: Any) -> Tree:
+    recipe = small_recipe(lr=lr)
+    spec = rbdc.ModelSpec(name="resnet18d", arguments=TINY["resnet18d"])
+    plan = make_plan(fit_to_data(spec, data, recipe), steps=steps, epochs=8, images=len(data.train))
+    return grow_tree(plan, recipe, data, **options)
+
+
+def trainings(tree: Tree) -> dict[str, TrainJob]:
+    return {node.name: node.job for node in tree.all if isinstance(node.job, TrainJob)}
+
+
+def test_the_jobs_of_a_plan(data: DataSet) -> None:
+    tree = tree_of(data)
+    assert [node.name for node in tree.nodes] == [
+        *("2.0", "2.1", "2.2", "2.3"),
+        *("coupling 1.0", "coupling 1.1", "1.0", "1.1"),
+        *("coupling target", "target"),
+    ]
+    jobs = trainings(tree)
+    assert [jobs[name].task.epochs for name in ("2.0", "1.0", "target")] == [2, 4, 8]
+    assert [jobs[name].model.width for name in ("2.0", "1.0", "target")] == [0.25, 0.5, 1]
+    coupling = jobs["1.1"].initial
+    assert coupling and coupling.parents == (jobs["2.2"], jobs["2.3"])
+    positions = {node.job.key: number for number, node in enumerate(tree.nodes)}
+    for node in tree.nodes:
+        assert all(positions[parent.key] < positions[node.job.key] for parent in node.job.parents)
+
+
+def test_standard_training_costs_what_the_tree_costs(data: DataSet) -> None:
+    tree = tree_of(data, with_baseline=True)
+    assert tree.baseline is not None and tree.all[-1] is tree.baseline
+    job = tree.baseline.job
+    assert isinstance(job, TrainJob) and job.initial is None
+    target = tree.plan.target
+    assert job.task.epochs * target.training_flops / target.epochs == pytest.approx(
+        tree.plan.training_flops
+    )
+
+
+def test_restart_and_carry(data: DataSet) -> None:
+    restart, carry = (trainings(tree_of(data, transition=(name,))) for name in ("restart", "carry"))
+    assert all(job.task.anneal and not job.keeps for job in restart.values())
+    assert {job.task.warmup_epochs for job in restart.values()} == {1.0}
+    assert {name for name, job in carry.items() if job.task.anneal} == {"target"}
+    assert {name for name, job in carry.items() if not job.keeps} == {"target"}
+    short = trainings(tree_of(data, transition=("carry",), carry_warmup_epochs=0.25))
+    assert short["2.0"].task.warmup_epochs == 1.0 and short["1.0"].task.warmup_epochs == 0.25
+
+
+def test_a_transition_a_level_from_the_leaves_up(data: DataSet) -> None:
+    jobs = trainings(tree_of(data, transition=("carry", "restart")))
+    assert not jobs["2.0"].task.anneal and jobs["2.0"].keeps == "optimizer"
+    assert jobs["1.0"].task.anneal and not jobs["1.0"].keeps
+    first, last = jobs["1.0"].initial, jobs["target"].initial
+    assert first and last and first.method == Coupling(transition="carry")
+    assert last.method == Coupling(transition="restart")
+    with pytest.raises(RecipeError, match="3 transitions are given for 2 couplings"):
+        tree_of(data, transition=("carry",) * 3)
+
+
+def test_narrow_models_may_have_a_rate_of_their_own(data: DataSet) -> None:
+    jobs = trainings(tree_of(data, narrow_lr=1.5))
+    rates = [jobs[name].task.recipe.learning_rate for name in ("target", "1.0", "1.1", "2.3")]
+    assert rates == pytest.approx([1e-3, 1.5e-3, 1.5e-3, 2.25e-3])
+    assert jobs["target"].task.recipe == small_recipe()
+
+
+def test_no_steps_is_standard_training(data: DataSet) -> None:
+    tree = tree_of(data, steps=0)
+    assert [node.name for node in tree.nodes] == ["target"]
+
+
+def test_a_key_changes_with_all_that_decides_the_result(data: DataSet) -> None:
+    job = trainings(tree_of(data))["1.0"]
+    assert job.initial is not None
+    others = [
+        replace(job, task=replace(job.task, seed=job.task.seed + 1)),
+        replace(job, task=replace(job.task, epochs=5)),
+        replace(job, task=replace(job.task, anneal=False)),
+        replace(job, task=replace(job.task, warmup_epochs=0.5)),
+        replace(job, task=replace(job.task, model=job.model.scaled(0.5))),
+        replace(job, task=replace(job.task, recipe=small_recipe(lr=2e-3))),
+        replace(job, data="other"),
+        replace(job, class_names=tuple(reversed(job.class_names))),
+        replace(job, teacher="other"),
+        replace(job, initial=None),
+        replace(job, initial=replace(job.initial, parents=job.initial.parents[::-1])),
+    ]
+    keys = {other.key for other in others}
+    assert len(keys) == len(others) and job.key not in keys
+    assert replace(job).key == job.key
+    assert isinstance(job.initial, GrowJob) and job.initial.key != job.key
+
+
+@pytest.mark.parametrize(
+    ("alone", "shared", "expected"), [(10.0, 9.0, 2), (10.0, 5.0, 1), (10.0, 5.5, 1)]
+)
+def test_siblings_side_by_side_only_where_it_is_faster(
+    alone: float, shared: float, expected: int, data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(
+        measure, "_steps_per_second", lambda *_: alone if torch.get_num_threads() == 2 else shared
+    )
+    task = trainings(tree_of(data))["2.0"].task
+    assert measure.faster_jobs(task, data, threads=2, siblings=4) == expected
+    assert torch.get_num_threads() == threads
+
+
+def test_the_measurement_is_real(data: DataSet) -> None:
+    task = trainings(tree_of(data))["2.0"].task
+    assert measure._steps_per_second(task, data) > 0
+
+
+def test_a_job_s_speed_on_one_device_and_several(data: DataSet, tmp_path: Path) -> None:
+    job = trainings(tree_of(data))["1.0"]
+    shop = TreeWorkshop(store=Store(tmp_path), machine=QUICK, world=World(), data=data)
+    scaling = shop.scaling(job)
+    assert scaling.images_per_second[0] > 0 and scaling.largest_share is None
+    weights = rbdc.build(job.model).state_dict().values()
+    assert scaling.gradient_bytes == (sum(w.numel() * w.element_size() for w in weights),)
+    assert scaling.batch_size == job.task.recipe.batch_size
+
+
+def test_as_many_images_as_there_is_memory_for(
+    data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def on_noise(_task: Task, _image: ImageFormat, batch_size: int, *_others: object) -> float:
+        tried.append(batch_size)
+        if batch_size > 5:
+            raise torch.OutOfMemoryError("no room")
+        return 100.0
+
+    monkeypatch.setattr(measure, "_on_noise", on_noise)
+    task = trainings(tree_of(data))["2.0"].task
+    size = task.recipe.batch_size
+    assert measure.images_per_second(task, data, QUICK) == (100.0, tried[-1])
+    assert tried == [size // 2**n for n in range(len(tried))] and 2 < tried[-1] <= 5
