@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from rbdc.coupling import CouplingProof, couple, verify_coupling
     from rbdc.data import DataSet, open_data
     from rbdc.errors import RbdcError
-    from rbdc.experiments.compare import Asked, compare
+    from rbdc.experiments.compare import ComparisonSpec, compare
     from rbdc.models import ModelSpec, build, export, load, spec_of
     from rbdc.plan import Plan, Stage, count_flops, forward_flops, make_plan
     from rbdc.runs.prepare import Prepared, prepare, train
@@ -39,12 +39,12 @@ _HOME = {
     "Prepared": "runs.prepare",
     "prepare": "runs.prepare",
     "train": "runs.prepare",
-    "Asked": "experiments.compare",
+    "ComparisonSpec": "experiments.compare",
     "compare": "experiments.compare",
 }
 __all__ = [
-    "Asked",
     "Cluster",
+    "ComparisonSpec",
     "CouplingProof",
     "DataSet",
     "Machine",

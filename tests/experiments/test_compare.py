@@ -12,7 +12,7 @@ import pytest
 
 import rbdc
 from rbdc.errors import Interrupted, PlanError, RunError, TrainingError
-from rbdc.experiments.compare import Asked, Comparison, prepare_comparison, unique
+from rbdc.experiments.compare import Comparison, ComparisonSpec, prepare_comparison, unique
 from rbdc.experiments.reproduce import (
     experiments,
     imagenet_outline,
@@ -40,7 +40,7 @@ def compared(folder: Path, **asked: Any) -> Comparison:
     )
     given = {"protocols": ("standard", "rbdc:1", "net2net"), "budgets": (0.5, 1.0), "seeds": 2}
     return prepare_comparison(
-        request, small_recipe(lr=asked.pop("lr", 1e-3)), Asked(**{**given, **asked})
+        request, small_recipe(lr=asked.pop("lr", 1e-3)), ComparisonSpec(**{**given, **asked})
     )
 
 
@@ -87,7 +87,7 @@ def test_the_same_in_a_call(folder: Path, done: tuple[Path, dict[str, Any]]) -> 
     started: list[Event] = []
     summary = rbdc.compare(
         done[0],
-        asked=rbdc.Asked(protocols=("standard", "rbdc:1", "net2net"), seeds=2),
+        asked=rbdc.ComparisonSpec(protocols=("standard", "rbdc:1", "net2net"), seeds=2),
         machine=QUICK,
         watch=lambda event: started.append(event) if event.kind == "started" else None,
         transition=("carry",),

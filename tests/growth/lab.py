@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 import rbdc
-from rbdc.jobs.method import Lab, Method, Parent
+from rbdc.jobs.method import GrowthContext, Method, Parent
 from rbdc.models import ModelSpec
 from tests.support import SMALL, parents
 
 SEED = 3
-LAB = Lab(
+LAB = GrowthContext(
     seed=SEED,
     device=torch.device("cpu"),
     batches=lambda: iter(()),

@@ -19,7 +19,7 @@ from rbdc.growth.firefly import Search, best, search
 from rbdc.growth.units import Units, units_of
 from rbdc.jobs.execute import execute
 from rbdc.jobs.job import GrowJob, TrainJob
-from rbdc.jobs.method import Lab, Parent
+from rbdc.jobs.method import GrowthContext, Parent
 from rbdc.jobs.store import Store
 from rbdc.jobs.workshop import TreeWorkshop, subtree_flops
 from rbdc.models import ModelSpec, build_meta
@@ -42,7 +42,7 @@ def enlarged(name: str, parent: Any = None, **options: Any) -> Enlarged:
     return Enlarged(parent or parents(name)[0], wide, units, **{**settings, **options})
 
 
-def lab(name: str, count: int = 6, dtype: torch.dtype = torch.float32) -> Lab:
+def lab(name: str, count: int = 6, dtype: torch.dtype = torch.float32) -> GrowthContext:
     """Batches of noise, with labels that can be learnt by heart."""
     draws = torch.Generator().manual_seed(9)
     model: Any = build_meta(wide_spec(name))
@@ -55,7 +55,7 @@ def lab(name: str, count: int = 6, dtype: torch.dtype = torch.float32) -> Lab:
         )
         for _ in range(count)
     ]
-    return Lab(
+    return GrowthContext(
         seed=SEED,
         device=CPU,
         batches=lambda: iter(batches),
@@ -63,7 +63,7 @@ def lab(name: str, count: int = 6, dtype: torch.dtype = torch.float32) -> Lab:
     )
 
 
-def mean_loss(model: Enlarged, at: Lab) -> float:
+def mean_loss(model: Enlarged, at: GrowthContext) -> float:
     with torch.no_grad():
         return float(torch.stack([at.loss(model, batch) for batch in at.batches()]).mean())
 

@@ -19,7 +19,7 @@ from rbdc.growth.gradmax import GradMax, directions, matrices_of
 from rbdc.growth.units import Inner, Units, units_of
 from rbdc.jobs.execute import execute
 from rbdc.jobs.job import GrowJob
-from rbdc.jobs.method import Lab, Parent
+from rbdc.jobs.method import GrowthContext, Parent
 from rbdc.jobs.store import Store
 from rbdc.jobs.workshop import TreeWorkshop, subtree_flops
 from rbdc.models import ModelSpec
@@ -46,12 +46,12 @@ def spec(name: str, **others: Any) -> ModelSpec:
     return ModelSpec(name=name, arguments={**SMALL[name], **others})
 
 
-def lab(model: nn.Module, batches: int = 2, size: int = 8) -> Lab:
+def lab(model: nn.Module, batches: int = 2, size: int = 8) -> GrowthContext:
     """Batches of noise, with labels."""
     x = images(model, batches * size).split(size)
     labels = torch.arange(size) % 5
     seen = [Batch(images=part, targets=labels, indices=labels) for part in x]
-    return Lab(
+    return GrowthContext(
         seed=3,
         device=torch.device("cpu"),
         batches=lambda: iter(seen),
@@ -84,7 +84,7 @@ def new_out(tensor: Tensor) -> Tensor:
     return columns
 
 
-def gradients(model: nn.Module, at: Lab, units: Units) -> dict[str, Tensor]:
+def gradients(model: nn.Module, at: GrowthContext, units: Units) -> dict[str, Tensor]:
     """Of the new units' incoming weights, by autograd, norms frozen; a row for each unit."""
     model.eval().zero_grad()
     for batch in at.batches():

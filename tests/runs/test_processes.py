@@ -154,5 +154,5 @@ def test_torchrun(folder: Path, tmp_path: Path) -> None:
 def test_a_world_of_one_needs_nobody() -> None:
     world = World()
     assert world.is_main and world.sum([1.0, 2.0]) == [1.0, 2.0]
-    assert world.tell(lambda: 3) == 3
+    assert world.broadcast(lambda: 3) == 3
     assert world.anyone(True) and not world.anyone(False)

@@ -53,13 +53,13 @@ def compare_command(options: Namespace) -> None:
     if options.protocols == ["list"]:
         _list_protocols()
         return
-    from rbdc.experiments.compare import Asked, prepare_comparison
+    from rbdc.experiments.compare import ComparisonSpec, prepare_comparison
     from rbdc.training import join_world
     from rbdc.training.world import leave_world
 
     given = given_settings(options, Request) | given_settings(options, Recipe)
     name = options.recipe or default_recipe(given)
-    asked = Asked(
+    asked = ComparisonSpec(
         protocols=comma_separated(options.protocols),
         budgets=comma_separated_numbers("--budgets", options.budgets),
         standard_budgets=comma_separated_numbers("--standard-budgets", options.standard_budgets),

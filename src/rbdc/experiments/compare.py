@@ -30,7 +30,7 @@ from rbdc.training import World
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class ComparisonSpec:
     """What is compared."""
 
     protocols: tuple[str, ...] = (STANDARD, "rbdc:1", "rbdc:2")
@@ -68,7 +68,7 @@ class Asked:
 class Comparison:
     """A comparison that is ready to start: everything is checked, nothing is written yet."""
 
-    asked: Asked
+    asked: ComparisonSpec
     setting: Setting
     protocols: Mapping[str, Protocol]
     published: Mapping[str, float] = field(default_factory=dict)
@@ -300,16 +300,16 @@ def compare(
     jobs: int | None = None,
     cluster: Cluster | None = None,
     watch: Watcher = lambda _event: None,
-    asked: Asked | None = None,
+    asked: ComparisonSpec | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Compare protocols, as `rbdc compare` does, and return the summary.
 
-    `compare("runs/c", asked=Asked(protocols=("standard", "rbdc:2"), seeds=5), lr=0.005)`;
+    `compare("runs/c", asked=ComparisonSpec(protocols=("standard", "rbdc:2"), seeds=5), lr=0.005)`;
     `settings` override the recipe's. The same call goes on with what was stopped.
     """
     chosen = split_settings(read_recipe(recipe), settings)
-    comparison = prepare_comparison(*chosen, asked or Asked())
+    comparison = prepare_comparison(*chosen, asked or ComparisonSpec())
     return comparison.run(
         Path(output), machine=machine or Machine(), watch=watch, jobs=jobs, cluster=cluster
     )
@@ -318,7 +318,7 @@ def compare(
 def prepare_comparison(
     request: Request,
     recipe: Recipe,
-    asked: Asked,
+    asked: ComparisonSpec,
     world: World | None = None,
     data: DataSet | None = None,
 ) -> Comparison:

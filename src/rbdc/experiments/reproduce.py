@@ -13,7 +13,7 @@ import yaml
 
 from rbdc.data import DataSet
 from rbdc.errors import RecipeError, nearest
-from rbdc.experiments.compare import Asked, Comparison, prepare_comparison
+from rbdc.experiments.compare import Comparison, ComparisonSpec, prepare_comparison
 from rbdc.growth import Setting
 from rbdc.plan import IMAGENET_IMAGES
 from rbdc.settings import read_recipe, split_settings
@@ -82,7 +82,7 @@ def prepare_case(
     """The comparison of a case. `given` are settings that go before the file's, data for one."""
     settings = {**case.settings, **(case.with_data if "data" in given else {}), **given}
     request, recipe = split_settings(read_recipe(case.recipe), settings)
-    asked = Asked(
+    asked = ComparisonSpec(
         protocols=case.protocols,
         budgets=case.budgets or (1.0,),
         standard_budgets=case.standard_budgets,
@@ -101,7 +101,7 @@ def _budget(setting: Setting, narrow_epochs: float) -> float:
     return narrow_epochs * narrow / setting.baseline_cost
 
 
-def _published(case: Case, asked: Asked) -> dict[str, float]:
+def _published(case: Case, asked: ComparisonSpec) -> dict[str, float]:
     return {
         f"{protocol} {budget:g}": value / 100
         for protocol, values in case.published.items()

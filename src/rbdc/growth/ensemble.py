@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rbdc.growth.protocol import Protocol, Setting, Trial
 from rbdc.jobs.job import GrowJob
-from rbdc.jobs.method import Grown, Lab, Method, Parent
+from rbdc.jobs.method import Grown, GrowthContext, Method, Parent
 from rbdc.jobs.tree import Node
 from rbdc.models import ModelSpec, check_steps
 
@@ -35,7 +35,7 @@ class Averaging(Method):
     name: ClassVar[str] = "ensemble"
     parents: ClassVar[int] = 2
 
-    def grow(self, parents: Sequence[Parent], wide: ModelSpec, lab: Lab) -> Grown:  # noqa: ARG002
+    def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:  # noqa: ARG002
         return Grown(model=MeanOfLogits(*(parent.model for parent in parents)))
 
 

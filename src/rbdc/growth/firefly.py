@@ -13,7 +13,7 @@ from rbdc.errors import ModelError, PlanError
 from rbdc.growth.candidates import Enlarged
 from rbdc.growth.protocol import OneParent
 from rbdc.growth.units import units_of
-from rbdc.jobs.method import Grown, Lab, Method, Parent
+from rbdc.jobs.method import Grown, GrowthContext, Method, Parent
 from rbdc.models import ModelSpec, build_empty, build_meta
 
 
@@ -70,7 +70,7 @@ class Search(Method):
                 "Firefly tries more channels and heads than it keeps; other protocols do not.",
             )
 
-    def grow(self, parents: Sequence[Parent], wide: ModelSpec, lab: Lab) -> Grown:
+    def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
         (parent,) = (parent.model for parent in parents)
         enlarged = Enlarged(
             parent,
@@ -79,11 +79,11 @@ class Search(Method):
             surplus=self.surplus,
             radius=self.radius,
             noise=self.noise,
-            seed=lab.seed,
-            device=lab.device,
+            seed=context.seed,
+            device=context.device,
         )
         sizes = {name: each.splits for name, each in enlarged.candidates.items()}
-        scores, losses = search(enlarged, lab, self.rate)
+        scores, losses = search(enlarged, context, self.rate)
         chosen = {name: best(scores[name], n) for name, n in sizes.items()}
         model = build_empty(wide)
         model.load_state_dict(enlarged.restricted(chosen))
@@ -95,7 +95,9 @@ class Search(Method):
         return Grown(model=model, record=record)
 
 
-def search(enlarged: Enlarged, lab: Lab, rate: float) -> tuple[dict[str, Tensor], list[float]]:
+def search(
+    enlarged: Enlarged, context: GrowthContext, rate: float
+) -> tuple[dict[str, Tensor], list[float]]:
     """Teach the candidates; how much each of them lowers the loss, to first order; the losses.
 
     A score is the slope of the loss along a candidate's gate, downwards, as it is in the second
@@ -110,8 +112,8 @@ def search(enlarged: Enlarged, lab: Lab, rate: float) -> tuple[dict[str, Tensor]
     )
     slopes: deque[Tensor] = deque()
     losses = []
-    for number, batch in enumerate(lab.batches(), start=1):
-        loss = lab.loss(enlarged, batch)
+    for number, batch in enumerate(context.batches(), start=1):
+        loss = context.loss(enlarged, batch)
         gradients = torch.autograd.grad(loss, [*learning, *gates])
         for vectors, gradient in zip(learning, gradients, strict=False):
             vectors.grad = gradient

@@ -41,7 +41,7 @@ from rbdc.data import Batch
 from rbdc.errors import ModelError
 from rbdc.growth.protocol import OneParent
 from rbdc.growth.units import Inner, Units, units_of
-from rbdc.jobs.method import Grown, Lab, Method, Parent
+from rbdc.jobs.method import Grown, GrowthContext, Method, Parent
 from rbdc.models import ModelSpec, build_empty, build_meta
 from rbdc.models.coupled import noise_image
 
@@ -70,11 +70,11 @@ class GradMax(Method):
                 "It takes ResNets with batch norm, and transformers whose blocks have layer norm.",
             )
 
-    def grow(self, parents: Sequence[Parent], wide: ModelSpec, lab: Lab) -> Grown:
+    def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
         parent, units = parents[0].model, units_of(wide.scaled(0.5))
         model = _without_layer_scale(copy.deepcopy(parent).eval())
-        matrices = matrices_of(model.to(lab.device), units.inner, lab)
-        draw = torch.Generator().manual_seed(lab.seed)
+        matrices = matrices_of(model.to(context.device), units.inner, context)
+        draw = torch.Generator().manual_seed(context.seed)
         best = {}
         for pair in units.inner:
             group, own = units.groups[pair.group], matrices[pair.group].cpu()
@@ -157,17 +157,21 @@ def _rotation(size: int, draw: torch.Generator) -> Tensor:
     return result
 
 
-def matrices_of(model: nn.Module, inner: Sequence[Inner], lab: Lab) -> Mapping[str, Tensor]:
+def matrices_of(
+    model: nn.Module, inner: Sequence[Inner], context: GrowthContext
+) -> Mapping[str, Tensor]:
     """M of each group, summed over the batches: one for each head, or one. Norms are frozen."""
     total: dict[str, Tensor] = {}
-    for batch in lab.batches():
-        for pair, one in zip(inner, _of_batch(model, inner, lab, batch), strict=True):
+    for batch in context.batches():
+        for pair, one in zip(inner, _of_batch(model, inner, context, batch), strict=True):
             total[pair.group] = total[pair.group] + one if pair.group in total else one
     assert total, "GradMax needs a batch to look at"
     return total
 
 
-def _of_batch(model: nn.Module, inner: Sequence[Inner], lab: Lab, batch: Batch) -> list[Tensor]:
+def _of_batch(
+    model: nn.Module, inner: Sequence[Inner], context: GrowthContext, batch: Batch
+) -> list[Tensor]:
     taken: dict[str, Tensor] = {}
     given: dict[str, Tensor] = {}
 
@@ -179,7 +183,7 @@ def _of_batch(model: nn.Module, inner: Sequence[Inner], lab: Lab, batch: Batch) 
         for path in {path for pair in inner for path in (pair.first, pair.second)}
     ]
     try:
-        loss = lab.loss(model, batch)
+        loss = context.loss(model, batch)
     finally:
         for hook in hooks:
             hook.remove()

@@ -19,7 +19,7 @@ from rbdc.coupling.layout import heads_of
 from rbdc.errors import PlanError
 from rbdc.growth.protocol import MEMBER_EPOCHS, WIDE_EPOCHS, Protocol, Setting, Trial
 from rbdc.jobs.job import GrowJob, TrainJob
-from rbdc.jobs.method import Grown, Kept, Lab, Method, Parent
+from rbdc.jobs.method import Grown, GrowthContext, Kept, Method, Parent
 from rbdc.jobs.tree import Node
 from rbdc.models import ModelSpec, build_empty, check_steps
 from rbdc.models.templates import Mixed, mixtures_of
@@ -38,7 +38,7 @@ class Mixtures(Method):
     head: Literal["mean", "sum"] = "mean"
     """Of the members' logits: the sum is the authors'; a mean keeps their scale."""
 
-    def grow(self, parents: Sequence[Parent], wide: ModelSpec, lab: Lab) -> Grown:  # noqa: ARG002
+    def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:  # noqa: ARG002
         first, second = (parent.model for parent in parents)
         model = couple(first, second, into=build_empty(wide), allow_inexact=True)
         layout, state = layout_of(first, model), model.state_dict()

@@ -10,7 +10,7 @@ from torch import Tensor
 from rbdc.coupling import Axes, layout_of
 from rbdc.data import derive_seed
 from rbdc.growth.protocol import OneParent
-from rbdc.jobs.method import Grown, Lab, Method, Parent
+from rbdc.jobs.method import Grown, GrowthContext, Method, Parent
 from rbdc.models import ModelSpec, build, halves_layout
 
 
@@ -24,10 +24,10 @@ class FilledBlock(Method):
     def check(self, narrow: ModelSpec, wide: ModelSpec) -> None:  # noqa: ARG002
         halves_layout(wide)
 
-    def grow(self, parents: Sequence[Parent], wide: ModelSpec, lab: Lab) -> Grown:
+    def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
         (parent,) = (parent.model for parent in parents)
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive_seed(lab.seed, "weights"))
+            torch.default_generator.manual_seed(derive_seed(context.seed, "weights"))
             model = build(wide)
         state, narrow = model.state_dict(), parent.state_dict()
         for name, axes in layout_of(parent, model).items():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rbdc.coupling import verify_coupling
 from rbdc.data.randomness import generator
 from rbdc.growth.units import Units, units_of
-from rbdc.jobs.method import Grown, Lab, Method, Parent
+from rbdc.jobs.method import Grown, GrowthContext, Method, Parent
 from rbdc.models import ModelSpec, build_empty
 from rbdc.models.coupled import noise_image
 
@@ -46,13 +46,13 @@ class Replication(Method):
     def check(self, narrow: ModelSpec, wide: ModelSpec) -> None:  # noqa: ARG002
         units_of(narrow)
 
-    def grow(self, parents: Sequence[Parent], wide: ModelSpec, lab: Lab) -> Grown:
+    def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
         (parent,) = (parent.model for parent in parents)
         units = units_of(wide.scaled(0.5))
-        model = replicate(parent, wide, units, self.maps(units, lab.seed))
+        model = replicate(parent, wide, units, self.maps(units, context.seed))
         # A model is the mean of itself and itself: what proves a coupling proves this as well.
         proof = verify_coupling(parent, parent, model, noise_image(model))
-        self.perturb(model, units, lab.seed)
+        self.perturb(model, units, context.seed)
         return Grown(model=model, record={"proof_error": proof.error, "norm_drift": proof.drift})
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from rbdc.coupling import Layout, OffDiagonal, couple, couple_moments, layout_of, verify_coupling
 from rbdc.errors import CouplingError, RecipeError
-from rbdc.jobs.method import Grown, Kept, Lab, Method, Parent, State
+from rbdc.jobs.method import Grown, GrowthContext, Kept, Method, Parent, State
 from rbdc.models import ModelSpec, build, build_empty
 from rbdc.models.coupled import noise_image
 from rbdc.settings import Recipe
@@ -47,7 +47,7 @@ class Coupling(Method):
             return min(recipe.warmup_epochs, carry_warmup_epochs)
         return recipe.warmup_epochs
 
-    def grow(self, parents: Sequence[Parent], wide: ModelSpec, lab: Lab) -> Grown:
+    def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
         """Couple, and prove it: the wide model is the mean of its parents."""
         first, second = (parent.model for parent in parents)
         into = build(wide) if self.off_diagonal == "random" else build_empty(wide)
@@ -56,7 +56,7 @@ class Coupling(Method):
             second,
             into=into,
             off_diagonal=self.off_diagonal,
-            seed=lab.seed,
+            seed=context.seed,
             allow_inexact=self.allow_inexact,
         )
         proof = verify_coupling(first, second, model, noise_image(model))

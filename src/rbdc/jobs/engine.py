@@ -148,7 +148,7 @@ class Ledger:
         self.waiting = {job.key: job for job in jobs}
         self.done: set[str] = set()
         self.failure: RbdcError | None = None
-        results = self.world.tell(lambda: {job.key: self.store.result(job) for job in jobs})
+        results = self.world.broadcast(lambda: {job.key: self.store.result(job) for job in jobs})
         for job in jobs:
             if results[job.key] is not None:
                 del self.waiting[job.key]

@@ -73,12 +73,12 @@ def execute(
     job: Job, shop: Workshop, *, observe: Observer, stopped: Callable[[], bool]
 ) -> dict[str, Any]:
     """Do the job, or find it done; its result. Parents must be finished."""
-    result = shop.world.tell(lambda: shop.store.result(job))
+    result = shop.world.broadcast(lambda: shop.store.result(job))
     if result is not None:
         return result
-    shop.world.tell(lambda: str(shop.store.begin(job)))
+    shop.world.broadcast(lambda: str(shop.store.begin(job)))
     result = shop.do(job, _noting(observe, shop.store.folder(job)), stopped)
-    shop.world.tell(lambda: shop.store.finish(job, result))
+    shop.world.broadcast(lambda: shop.store.finish(job, result))
     return result
 
 

@@ -29,7 +29,7 @@ class Parent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lab:
+class GrowthContext:
     """What a method may use beside its parents."""
 
     seed: int
@@ -71,5 +71,5 @@ class Method(ABC):
         """Refuse a model that the method cannot widen, by its shapes alone."""
 
     @abstractmethod
-    def grow(self, parents: Sequence[Parent], wide: ModelSpec, lab: Lab) -> Grown:
+    def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
         """The wide model at its start. Models are on the CPU, and the parents are left alone."""

@@ -26,7 +26,7 @@ from rbdc.jobs.execute import Workshop
 from rbdc.jobs.job import GrowJob, Job, TrainJob
 from rbdc.jobs.layout import AVERAGE, KEPT, MODEL, START
 from rbdc.jobs.measure import faster_jobs, images_per_second
-from rbdc.jobs.method import Lab, Parent
+from rbdc.jobs.method import GrowthContext, Parent
 from rbdc.jobs.tree import Node
 from rbdc.models import ModelSpec, build_empty, export, halves_layout, load, shapes_of
 from rbdc.models.templates import folded
@@ -264,7 +264,7 @@ def _grow(job: GrowJob, shop: TreeWorkshop) -> dict[str, Any]:
     }
 
 
-def _lab(job: GrowJob, shop: TreeWorkshop, device: torch.device) -> Lab:
+def _lab(job: GrowJob, shop: TreeWorkshop, device: torch.device) -> GrowthContext:
     """Every process sees the same batches, and only the main one's result is used."""
     recipe = job.parents[0].task.recipe
     objective = Objective(recipe, None)
@@ -277,7 +277,7 @@ def _lab(job: GrowJob, shop: TreeWorkshop, device: torch.device) -> Lab:
         device=device,
         workers=shop.machine.workers,
     )
-    return Lab(
+    return GrowthContext(
         seed=job.seed,
         device=device,
         batches=lambda: (

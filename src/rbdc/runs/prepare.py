@@ -250,6 +250,6 @@ def _open(request: Request, world: World) -> DataSet:
         )
 
     if request.data_download and world.size > 1:  # one fetches, then all read
-        world.tell(lambda: open_it(True).fingerprint)
+        world.broadcast(lambda: open_it(True).fingerprint)
         return open_it(False)
     return open_it(request.data_download)

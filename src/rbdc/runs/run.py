@@ -58,9 +58,9 @@ def run_nodes(
             shop.store.clean()  # it is ours: check_run has looked
             return begin_run(output, nodes, request, shop, jobs, cluster)
 
-        chosen = _engine(nodes, world.tell(begin), cluster)
+        chosen = _engine(nodes, world.broadcast(begin), cluster)
         (engine or chosen).run([node.job for node in nodes], shop, watch)
-        return world.tell(finish)
+        return world.broadcast(finish)
 
 
 def check_run(

@@ -44,10 +44,10 @@ def run_one(
             stack.enter_context(locked(store.begin(jobs[-1])))
             begin_run(output, nodes, request, shop, jobs=1, cluster=Cluster())
 
-        world.tell(begin)
+        world.broadcast(begin)
         threads = shop.machine.threads or default_threads(shop.decoders(jobs))
         InProcess(threads=dict.fromkeys((job.key for job in jobs), threads)).run(jobs, shop, watch)
-        return world.tell(
+        return world.broadcast(
             lambda: finish() if all(store.result(node.job) for node in nodes) else None
         )
 

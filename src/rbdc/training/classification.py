@@ -20,10 +20,10 @@ from rbdc.training.loop import run_training
 from rbdc.training.machine import torch_device
 from rbdc.training.objective import Objective
 from rbdc.training.optimizer import make_optimizer, make_schedule
+from rbdc.training.problem import Problem
 from rbdc.training.progress import Observer, Trained
 from rbdc.training.state import Moments, State
 from rbdc.training.task import Task, describe_images, image_format
-from rbdc.training.work import Work
 from rbdc.training.world import World
 
 
@@ -112,10 +112,10 @@ def classifier_state(
     )
 
 
-class Classification(Work):
+class Classification(Problem):
     """Train a task's model to tell the data's classes apart."""
 
-    judged = "top1"
+    primary_metric = "top1"
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Train: from an initialisation, or the last checkpoint, to the result.
 
-Everything random is a function of the work's seed and the step, and everything else is in the
+Everything random is a function of the problem's seed and the step, and everything else is in the
 checkpoint. So a training that is stopped anywhere and goes on ends with the same bits.
 """
 
@@ -19,10 +19,10 @@ from rbdc.settings import Machine
 from rbdc.training.checkpoint import latest_checkpoint, save_checkpoint
 from rbdc.training.logs import Logs
 from rbdc.training.machine import make_deterministic
+from rbdc.training.problem import Problem
 from rbdc.training.progress import Observer, Progress, Trained
 from rbdc.training.sharding import whole
 from rbdc.training.state import part
-from rbdc.training.work import Work
 from rbdc.training.world import World
 
 CHECKPOINTS, BEST = "checkpoints", "best"
@@ -32,7 +32,7 @@ LOGGED_BLOCKS = 100  # times that blocks of weights are looked at in a training
 
 
 def run_training(
-    work: Work,
+    problem: Problem,
     folder: Path,
     *,
     machine: Machine,
@@ -42,7 +42,7 @@ def run_training(
     observe: Observer = lambda _progress: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Trained:
-    """Train `work` in `folder`, or go on with it there.
+    """Train `problem` in `folder`, or go on with it there.
 
     When `stopped` says so, the step is finished, saved, and Interrupted is raised. The best model
     is kept in `folder/best`. FLOPs are only logged: an image costs `flops_per_image`, and
@@ -53,13 +53,13 @@ def run_training(
     if machine.deterministic:
         make_deterministic()
     flops = (flops_before, flops_per_image)
-    session = _Session(work, folder, machine, world, observe, flops)
+    session = _Session(problem, folder, machine, world, observe, flops)
     try:
         return session.run(stopped)
     except torch.OutOfMemoryError as error:
-        share = work.recipe.batch_size // world.size // work.recipe.grad_accum_steps
+        share = problem.recipe.batch_size // world.size // problem.recipe.grad_accum_steps
         raise TrainingError(
-            f"the device has no memory for {work.name} with {share} images at a time: {error}",
+            f"the device has no memory for {problem.name} with {share} images at a time: {error}",
             "Give a batch in more parts (--grad-accum-steps), use --amp, or more processes.",
         ) from error
     finally:
@@ -71,18 +71,18 @@ class _Session:
 
     def __init__(
         self,
-        work: Work,
+        problem: Problem,
         folder: Path,
         machine: Machine,
         world: World,
         observe: Observer,
         flops: tuple[float, float],
     ) -> None:
-        self.work, self.folder, self.machine = work, folder, machine
+        self.problem, self.folder, self.machine = problem, folder, machine
         self.world, self.observe, self.flops = world, observe, flops
-        self.steps, self.steps_per_epoch = work.steps, work.steps_per_epoch
+        self.steps, self.steps_per_epoch = problem.steps, problem.steps_per_epoch
         saved = self._saved()
-        self.state = work.state(fresh=not saved)
+        self.state = problem.state(fresh=not saved)
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
         self.best_weights: dict[str, Tensor] = {}
@@ -111,7 +111,7 @@ class _Session:
         check_every = 1 if self.state.device.type == "cpu" else 16  # reading a loss waits for a GPU
         log_every, board_every = (max(1, self.steps // n) for n in (LOGGED_STEPS, BOARD_STEPS))
         for step, micro in enumerate(
-            self.work.batches(self.state.step, self.steps), self.state.step
+            self.problem.batches(self.state.step, self.steps), self.state.step
         ):
             loss = self.state.update(micro)
             self.pending.append((step, [batch.indices for batch in micro], loss))
@@ -136,7 +136,7 @@ class _Session:
             state=self.state,
             history=self.history,
             best=self.best,
-            images=self.steps * self.work.recipe.batch_size,
+            images=self.steps * self.problem.recipe.batch_size,
             seconds=self._seconds(),
         )
 
@@ -161,7 +161,7 @@ class _Session:
         for (step, shares, _), loss in zip(self.pending, losses, strict=True):
             if not isfinite(loss):
                 indices = torch.cat(shares)
-                names = [self.work.image_name(int(index)) for index in indices[:4]]
+                names = [self.problem.image_name(int(index)) for index in indices[:4]]
                 raise TrainingError(
                     f"the loss is {loss} at step {step} (epoch {step // self.steps_per_epoch}), "
                     f"images {', '.join(names)}, ... ({len(indices)} in the batch: "
@@ -178,7 +178,7 @@ class _Session:
         step = self.state.step
         epoch = -(-step // self.steps_per_epoch)  # a part of an epoch at the end counts as one
         losses, self.losses = self.losses, []
-        if epoch % self.work.recipe.eval_epochs and step < self.steps:
+        if epoch % self.problem.recipe.eval_epochs and step < self.steps:
             return
         scores = self._evaluate()
         row: dict[str, Any] = {
@@ -192,15 +192,15 @@ class _Session:
             "seconds": self._seconds(),
         }
         self.history.append(row)
-        judged = self.work.judged
-        value = row.get(f"ema_{judged}", row[judged])
-        if not self.best or value > self.best[judged]:
-            self.best = {"step": step, "epoch": row["epoch"], judged: value}
+        primary_metric = self.problem.primary_metric
+        value = row.get(f"ema_{primary_metric}", row[primary_metric])
+        if not self.best or value > self.best[primary_metric]:
+            self.best = {"step": step, "epoch": row["epoch"], primary_metric: value}
             weights = self.state.best_model().state_dict()
             self.best_weights = {name: tensor.clone() for name, tensor in weights.items()}
         if self.logs:
             self.logs.epoch(self.history, ["train_loss", *scores])
-        if epoch % max(1, round(self.work.epochs) // LOGGED_BLOCKS) == 0 or step == self.steps:
+        if epoch % max(1, round(self.problem.epochs) // LOGGED_BLOCKS) == 0 or step == self.steps:
             self._log_blocks()
         self.since = (step, time.monotonic())
         self._tell(scores)
@@ -210,7 +210,7 @@ class _Session:
         for prefix, model in (("", self.state.model), ("ema_", self.state.averaged)):
             if model is not None:
                 self.world.same_buffers(model)
-                found = self.work.evaluate(model, self.state.autocast())
+                found = self.problem.evaluate(model, self.state.autocast())
                 scores |= {prefix + name: value for name, value in found.items()}
         return scores
 
@@ -233,7 +233,7 @@ class _Session:
         best = {f"best/{name}": whole(tensor) for name, tensor in self.best_weights.items()}
         if self.world.is_main:
             facts |= {
-                "task": self.work.to_json(),
+                "task": self.problem.to_json(),
                 "history": self.history,
                 "best": self.best,
                 "losses": self.losses,
@@ -253,18 +253,18 @@ class _Session:
         """Write the best model; until now it was in the checkpoints."""
         best = self.state.plain(self.state.best_model(), self.best_weights)
         if self.world.is_main:
-            self.work.keep(best, self.folder / BEST)
+            self.problem.keep(best, self.folder / BEST)
 
     def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The same checkpoint for every process: the one the main process finds whole."""
         found = latest_checkpoint(self.folder / CHECKPOINTS)
         if self.world.size > 1:
-            step = self.world.tell(lambda: found[1]["step"] if found else None)
+            step = self.world.broadcast(lambda: found[1]["step"] if found else None)
             assert (found[1]["step"] if found else None) == step, "processes see different disks"
         return found
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        assert facts["task"] == _plain(self.work.to_json()), "a checkpoint of another task"
+        assert facts["task"] == _plain(self.problem.to_json()), "a checkpoint of another task"
         self.state.restore(tensors, facts)
         self.history, self.best = facts["history"], facts["best"]
         self.best_weights = part(tensors, "best/")
@@ -281,8 +281,8 @@ class _Session:
                 step=self.state.step,
                 steps=self.steps,
                 epoch=(self.state.step - 1) // self.steps_per_epoch,
-                epochs=self.work.epochs,
-                batch_size=self.work.recipe.batch_size,
+                epochs=self.problem.epochs,
+                batch_size=self.problem.recipe.batch_size,
                 loss=loss,
                 lr=self.state.learning_rate,
                 images_per_second=self._speed(),
@@ -307,7 +307,7 @@ class _Session:
             )
 
     def _log_blocks(self) -> None:
-        if not self.work.has_blocks:
+        if not self.problem.has_blocks:
             return
         weights = self.state.weights(self.state.model)
         if self.logs:
@@ -317,17 +317,17 @@ class _Session:
                     "epoch": self.state.step / self.steps_per_epoch,
                     "flops": self._flops(),
                 },
-                self.work.blocks(weights),
+                self.problem.blocks(weights),
             )
 
     def _flops(self) -> float:
         before, per_image = self.flops
-        return before + per_image * self.state.step * self.work.recipe.batch_size
+        return before + per_image * self.state.step * self.problem.recipe.batch_size
 
     def _speed(self) -> float:
         step, since = self.since
         elapsed = time.monotonic() - since
-        done = (self.state.step - step) * self.work.recipe.batch_size
+        done = (self.state.step - step) * self.problem.recipe.batch_size
         if done:
             self.speed = done / max(elapsed, 1e-9)
         return self.speed

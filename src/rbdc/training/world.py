@@ -37,7 +37,7 @@ class World:
         dist.all_reduce(tensor, group=self._control)
         return tensor.tolist()
 
-    def tell(self, decide: Callable[[], T]) -> T:
+    def broadcast(self, decide: Callable[[], T]) -> T:
         """What the main process decides, known to all. If it fails, all fail."""
         if self.size == 1:
             return decide()

@@ -18,8 +18,8 @@ from rbdc.settings.detection import DetectionRecipe
 from rbdc.training import World
 from rbdc.training.machine import torch_device
 from rbdc.training.optimizer import timm_optimizer
+from rbdc.training.problem import Problem
 from rbdc.training.state import State
-from rbdc.training.work import Work
 from rbdc.transfer.backbone import ViTBackbone
 from rbdc.transfer.batches import DetectionBatch, DetectionBatches
 from rbdc.transfer.coco import CocoSet
@@ -75,10 +75,10 @@ def groups_of(detector: Detector, recipe: DetectionRecipe) -> tuple[ParameterGro
     return parameter_groups(detector, weight_decay=recipe.weight_decay, layer_decay=decay)
 
 
-class Detection(Work):
+class Detection(Problem):
     """Train Mask R-CNN on a classifier's features."""
 
-    judged = "mask_map"
+    primary_metric = "mask_map"
     recipe: DetectionRecipe
 
     def __init__(
@@ -182,7 +182,7 @@ class Detection(Work):
                 for name, value in (("map", ap.ap), ("map50", ap.ap50), ("map75", ap.ap75))
             }
 
-        return self.world.tell(judge)
+        return self.world.broadcast(judge)
 
     def keep(self, model: nn.Module, folder: Path) -> None:
         assert isinstance(model, Detector)

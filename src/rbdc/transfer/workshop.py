@@ -65,7 +65,7 @@ class DetectionWorkshop(Workshop):
             "training_flops": per_image * trained.images,
             "seconds": trained.seconds,
         }
-        return world.tell(lambda: result | self._keep(work, trained, folder))
+        return world.broadcast(lambda: result | self._keep(work, trained, folder))
 
     def _keep(self, work: Detection, trained: Trained, folder: Path) -> dict[str, Any]:
         """The detector, its predictions and their scores, pictures of them, and what became of the

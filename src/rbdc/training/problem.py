@@ -12,7 +12,7 @@ from rbdc.settings import Optimization
 from rbdc.training.state import State
 
 
-class Work(ABC):
+class Problem(ABC):
     """Batches, a model with its loss, and scores. All of it follows from what `to_json` says."""
 
     name: str
@@ -22,7 +22,7 @@ class Work(ABC):
     steps_per_epoch: int
     steps: int
     """Updates in all."""
-    judged: str
+    primary_metric: str
     """The score that the best model has most of."""
 
     @abstractmethod
