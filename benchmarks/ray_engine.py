@@ -50,8 +50,9 @@ def main() -> None:
 
 def measure(name: str, baseline_epochs: float) -> dict[str, float]:
     """Seconds of one run of the demo."""
+    from rbdc.experiments.train import prepare
     from rbdc.jobs.engine import Event
-    from rbdc.runs.prepare import prepare
+    from rbdc.runs.run import Where, start
     from rbdc.settings import Cluster, Machine, read_recipe, split_settings
 
     prepared = prepare(*split_settings(read_recipe("demo"), {"baseline_epochs": baseline_epochs}))
@@ -64,13 +65,12 @@ def measure(name: str, baseline_epochs: float) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        prepared.run(
-            Path(folder) / "run",
+        where = Where(
             machine=Machine(),
-            watch=watch,
             jobs=2 if name == "local" else None,
-            cluster=Cluster(engine="ray") if name == "ray" else None,
+            cluster=Cluster(engine="ray") if name == "ray" else Cluster(),
         )
+        start(prepared.run(), Path(folder) / "run", where, watch)
         ended = time.perf_counter()
     return {"start-up": first - began, "after": ended - first}
 

@@ -26,11 +26,12 @@ from statistics import mean
 import torch
 
 from rbdc.cluster import Demand, demands_of, simulate
-from rbdc.jobs.job import TrainJob
+from rbdc.experiments.train import Training, prepare
 from rbdc.jobs.measure import images_per_second
 from rbdc.jobs.store import Store
+from rbdc.jobs.train import TrainJob
 from rbdc.plan import Hardware, scaling_of
-from rbdc.runs.prepare import Prepared, prepare
+from rbdc.runs.run import Where, start
 from rbdc.settings import Cluster, Machine, read_recipe, split_settings
 from rbdc.training import Task
 
@@ -57,7 +58,7 @@ def main() -> None:
         print(f"{'  mean':8}{means[0]:32.3f}{means[1]:22.3f}")
 
 
-def predict(prepared: Prepared, allocation: Sequence[int]) -> float:
+def predict(prepared: Training, allocation: Sequence[int]) -> float:
     """Seconds of the whole tree, from the speed of each level."""
     plan, first = prepared.plan, dict[int, Task]()
     for node in prepared.tree.nodes:
@@ -66,14 +67,14 @@ def predict(prepared: Prepared, allocation: Sequence[int]) -> float:
 
     def speed(level: int, cores: int) -> float:
         torch.set_num_threads(cores)
-        return images_per_second(first[level], prepared.data, Machine(device="cpu"))[0]
+        return images_per_second(first[level], Machine(device="cpu"))[0]
 
     levels = [stage.level for stage in plan.stages[::-1]]
     speeds = [speed(level, cores) for level, cores in zip(levels, allocation, strict=True)]
     hardware = Hardware(least_step_seconds=0.0)
     scaling = scaling_of(
         plan,
-        batch_size=prepared.recipe.batch_size,
+        batch_size=prepared.setting.recipe.batch_size,
         images_per_second=speeds,
         hardware=hardware,
     )
@@ -85,22 +86,21 @@ def predict(prepared: Prepared, allocation: Sequence[int]) -> float:
 
 
 def run(
-    prepared: Prepared, name: str, allocation: Sequence[int], predicted: float
+    prepared: Training, name: str, allocation: Sequence[int], predicted: float
 ) -> tuple[float, float]:
     """The real makespan over both simulated ones."""
     local = name == "local"
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "run"
-        prepared.run(
-            output,
+        where = Where(
             machine=Machine(device="cpu", threads=CORES if local else 0),
-            watch=lambda _event: None,
             jobs=CORES if local else None,
-            cluster=None if local else Cluster(engine="ray", cpus_per_job=(1.0,)),
+            cluster=Cluster() if local else Cluster(engine="ray", cpus_per_job=(1.0,)),
         )
+        start(prepared.run(), output, where)
         store, demands, spans = Store(output / "jobs"), [], []
-        names = {node.job.key: node.name for node in prepared.tree.all}
-        for node in prepared.tree.all:
+        names = {node.job.key: node.name for node in prepared.nodes}
+        for node in prepared.nodes:
             path = store.folder(node.job) / "result.json"
             seconds = json.loads(path.read_text())["seconds"]
             ended = path.stat().st_mtime

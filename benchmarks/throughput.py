@@ -42,9 +42,9 @@ from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip
 
 from rbdc.data import DataSet, ImageSet, TrainingBatches, open_data
 from rbdc.errors import Interrupted
-from rbdc.jobs import workshop
+from rbdc.experiments.train import Training, prepare
+from rbdc.jobs import grow, train
 from rbdc.models import ModelSpec
-from rbdc.runs import prepare as tree_prepare
 from rbdc.runs import run
 from rbdc.settings import Machine, Recipe, read_recipe, split_settings
 from rbdc.training import (
@@ -55,7 +55,6 @@ from rbdc.training import (
     image_format,
     initial_weights,
     loop,
-    train,
 )
 from rbdc.training.logs import Logs
 from rbdc.training.machine import default_threads
@@ -76,7 +75,8 @@ def make_task(family: str, width: float, data: DataSet, batch_size: int) -> Task
     arguments = demo["model_kwargs"] | ({} if data.in_memory else {"img_size": 32})
     spec = ModelSpec(name=demo["model"], width=width, arguments=arguments)
     model = fit_to_data(spec, data, recipe)
-    return Task(model=model, recipe=recipe, epochs=EPOCHS, seed=0, warmup_epochs=1)
+    image = image_format(model, recipe, data)
+    return Task(model=model, recipe=recipe, image=image, epochs=EPOCHS, seed=0, warmup_epochs=1)
 
 
 class PilImages(torch.utils.data.Dataset[tuple[Any, int]]):
@@ -138,7 +138,7 @@ def timm_turn(task: Task, loader: Any, steps: int, channels_last: bool) -> float
 
 
 def our_turn(task: Task, data: DataSet, steps: int, machine: Machine) -> float:
-    """`train`, told to stop after so many steps: the seconds of `steps` steps."""
+    """Time `steps` steps of our loop, which is told to stop after them."""
     done: list[float] = []
 
     def stopped() -> bool:  # asked after every step
@@ -146,8 +146,11 @@ def our_turn(task: Task, data: DataSet, steps: int, machine: Machine) -> float:
         return len(done) == WARM + steps
 
     with tempfile.TemporaryDirectory() as name, suppress(Interrupted):
-        how: Any = {"machine": machine, "world": World(), "stopped": stopped}
-        train(task, data, Path(name), start=lambda: initial_weights(task), **how)
+        problem = classification.Classification(
+            task, data, lambda: initial_weights(task), machine, World()
+        )
+        with loop.Session(problem, Path(name), machine=machine, world=World()) as session:
+            session.run(stopped)
     return done[-1] - done[WARM - 1]
 
 
@@ -209,30 +212,30 @@ PARTS: list[tuple[str, Any, list[str]]] = [
     ("steps", State, ["update"]),
     ("batches", TrainingBatches, ["from_step"]),
     ("evaluation", classification, ["evaluate"]),
-    ("evaluation", workshop, ["evaluate"]),
+    ("evaluation", grow, ["evaluate"]),
     ("checkpoints", loop, ["save_checkpoint"]),
     ("best models written", classification, ["export"]),
-    ("results written", workshop, ["export", "write_state"]),
+    ("results written", train, ["export", "write_state"]),
     ("logs and TensorBoard opened", Logs, ["__init__"]),
     ("logs and TensorBoard written", Logs, ["step", "epoch", "close"]),
-    ("trainings set up", loop._Session, ["__init__"]),
+    ("trainings set up", loop.Session, ["__init__"]),
     ("trainings set up", classification.Classification, ["__init__"]),
-    ("coupled and proved", workshop, ["_grow"]),
-    ("run checked, begun, finished", run, ["check_run", "begin_run"]),
-    ("run checked, begun, finished", tree_prepare, ["_finish"]),
+    ("coupled and proved", grow.GrowJob, ["run"]),
+    ("run checked, begun, finished", run, ["check", "_begin"]),
+    ("run checked, begun, finished", Training, ["_result", "_finish"]),
 ]
 
 
 def overhead(options: argparse.Namespace) -> None:
     """Run a recipe's whole tree, one model after the other; print where the time went."""
-    prepared = tree_prepare.prepare(*split_settings(read_recipe(options.overhead)))
+    prepared = prepare(*split_settings(read_recipe(options.overhead)))
     clock, machine = Clock(), Machine(device="cpu", threads=options.threads)
     for part, owner, names in PARTS:
         for name in names:
             clock.watch(part, owner, name)
     with tempfile.TemporaryDirectory() as folder:
         clock.last = time.perf_counter()
-        prepared.run(Path(folder) / "run", machine=machine, watch=lambda _: None, jobs=1)
+        run.start(prepared.run(), Path(folder) / "run", run.Where(machine=machine, jobs=1))
         clock.tick()
     whole = sum(clock.seconds.values())
     rest = 1 - sum(clock.seconds[part] for part in ("steps", "batches", "evaluation")) / whole

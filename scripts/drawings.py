@@ -22,9 +22,10 @@ from torch import Tensor
 from rbdc.coupling.layout import Axes
 from rbdc.coupling.rules import couple_tensor
 from rbdc.experiments.reproduce import imagenet_outline
-from rbdc.jobs.coupling import TransitionName
-from rbdc.jobs.job import TrainJob
-from rbdc.jobs.tree import grow_tree
+from rbdc.growth import Setting
+from rbdc.growth.protocol import TransitionName
+from rbdc.growth.rbdc import Rbdc
+from rbdc.jobs.train import TrainJob
 from rbdc.plan import make_plan
 from rbdc.settings import read_recipe, split_settings
 from rbdc.training.optimizer import make_schedule
@@ -144,7 +145,14 @@ def learning_rate(figure: Figure) -> None:
         "carry": "carry (ours): only the target anneals, and the optimizer's moments are coupled",
     }
     for axes, (name, title) in zip((above, below), words.items(), strict=True):
-        grown = grow_tree(PLAN, recipe, imagenet_outline(), transition=(name,))
+        setting = Setting(
+            model=PLAN.model,
+            recipe=recipe,
+            data=imagenet_outline(),
+            baseline_epochs=PLAN.baseline_epochs,
+            transition=(name,),
+        )
+        grown = Rbdc().tree(setting, PLAN, seed=0)
         jobs = {node.name: node.job for node in grown.nodes}
         start = 0.0
         for place, colour in (("2.0", BLUE), ("1.0", ORANGE), ("target", GREEN)):

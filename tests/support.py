@@ -4,15 +4,18 @@ import multiprocessing
 from collections.abc import Callable
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 import rbdc
 from rbdc.data import DataSet, ImageSet, embedded, memory_data, open_data
+from rbdc.jobs.engine import Watcher
+from rbdc.runs.run import Run, Where, start
 from rbdc.settings import Machine, Recipe
-from rbdc.training import Task, fit_to_data
+from rbdc.training import Session, Start, Task, Trained, World, fit_to_data, image_format
+from rbdc.training.classification import Classification
 
 SMALL_VIT: dict[str, Any] = {
     "img_size": 16,
@@ -136,10 +139,47 @@ def small_task(
     recipe = small_recipe(**settings)
     spec = rbdc.ModelSpec(name=name, arguments=arguments or TINY[name])
     spec = fit_to_data(spec, data, recipe)
-    return Task(model=spec, recipe=recipe, epochs=epochs, seed=seed, warmup_epochs=1.0)
+    image = image_format(spec, recipe, data)
+    return Task(model=spec, recipe=recipe, image=image, epochs=epochs, seed=seed, warmup_epochs=1.0)
 
 
 QUICK = Machine(device="cpu", threads=1, workers=0, tensorboard=False)
+
+
+class Prepared(Protocol):
+    """A training or a transfer that is ready to start."""
+
+    def run(self) -> Run: ...
+
+
+def started(
+    prepared: Prepared, output: Path, watch: Watcher = lambda _event: None, **where: Any
+) -> Any:
+    """Run it in `output`, one job at a time unless `where` says otherwise; return the result."""
+    return start(prepared.run(), output, Where(**{"machine": QUICK, **where}), watch)
+
+
+def train(
+    task: Task,
+    data: DataSet,
+    folder: Path,
+    *,
+    start: Callable[[], Start],
+    machine: Machine = QUICK,
+    world: World | None = None,
+    teacher: nn.Module | None = None,
+    blocks: int = 1,
+    flops: tuple[float, float] = (0.0, 0.0),
+    observe: Callable[[Any], None] = lambda _progress: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Trained:
+    """Train a classifier in one session."""
+    world = world or World()
+    problem = Classification(task, data, start, machine, world, teacher=teacher, blocks=blocks)
+    with Session(
+        problem, folder, machine=machine, world=world, flops=flops, observe=observe
+    ) as session:
+        return session.run(stopped)
 
 
 def forked(target: Callable[..., None], *args: Any) -> ForkProcess:

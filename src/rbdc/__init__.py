@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from rbdc.data import DataSet, open_data
     from rbdc.errors import RbdcError
     from rbdc.experiments.compare import ComparisonSpec, compare
+    from rbdc.experiments.train import Training, prepare, train
     from rbdc.models import ModelSpec, build, export, load, spec_of
     from rbdc.plan import Plan, Stage, count_flops, forward_flops, make_plan
-    from rbdc.runs.prepare import Prepared, prepare, train
     from rbdc.settings import Cluster, Machine, Recipe, Request
 
 __version__ = "0.1.0"
@@ -36,9 +36,9 @@ _HOME = {
     "Machine": "settings",
     "Recipe": "settings",
     "Request": "settings",
-    "Prepared": "runs.prepare",
-    "prepare": "runs.prepare",
-    "train": "runs.prepare",
+    "Training": "experiments.train",
+    "prepare": "experiments.train",
+    "train": "experiments.train",
     "ComparisonSpec": "experiments.compare",
     "compare": "experiments.compare",
 }
@@ -50,11 +50,11 @@ __all__ = [
     "Machine",
     "ModelSpec",
     "Plan",
-    "Prepared",
     "RbdcError",
     "Recipe",
     "Request",
     "Stage",
+    "Training",
     "build",
     "compare",
     "count_flops",

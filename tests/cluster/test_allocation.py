@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 import rbdc
 from rbdc.cluster import allocate, demands_of, plan_cluster, simulate
 from rbdc.errors import PlanError
-from rbdc.jobs.job import TrainJob
-from rbdc.jobs.tree import grow_tree
+from rbdc.growth import Setting
+from rbdc.growth.rbdc import Rbdc
+from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec
 from rbdc.plan import Hardware, Plan, Scaling, scaling_of
 from tests.cluster.test_timetable import check_rules, times
@@ -200,7 +201,10 @@ def test_a_large_tree_on_thousands_of_devices() -> None:
 
 def test_jobs_are_named_and_coupled_as_in_the_tree() -> None:
     plan = plan_of(1, 2, 4, 8)
-    tree = grow_tree(plan, small_recipe(), small_data())
+    setting = Setting(
+        model=plan.model, recipe=small_recipe(), data=small_data(), baseline_epochs=1.0
+    )
+    tree = Rbdc().tree(setting, plan, 0)
     nodes = [node for node in tree.nodes if isinstance(node.job, TrainJob)]
     names = {node.job.key: node.name for node in nodes}
     demands = demands_of(plan, (1, 1, 1, 1), scaling_of(plan))

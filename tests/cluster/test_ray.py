@@ -26,22 +26,22 @@ from rbdc.cluster import ray_start
 from rbdc.cluster.ray_start import ray_started
 from rbdc.cluster.resources import Room, Share, check_shares, shares_of
 from rbdc.errors import Interrupted, RbdcError, RunError
+from rbdc.experiments.train import Training
 from rbdc.jobs.engine import Event
 from rbdc.jobs.job import Job
 from rbdc.jobs.layout import FAILED, LEASE, MODEL
 from rbdc.jobs.store import Store
 from rbdc.plan import Scaling
-from rbdc.runs.prepare import Prepared
 from rbdc.settings import Cluster, Machine
 from rbdc.training import join_world
 from rbdc.training.world import leave_world
 from rbdc.transfer import load_detector
 from rbdc.transfer.jobs import find_backbone
-from rbdc.transfer.prepare import PreparedTransfer, open_splits, prepare_transfer
+from rbdc.transfer.prepare import Transfer, open_splits, prepare_transfer
 from tests.cluster.ray_cluster import RayCluster
 from tests.runs.test_processes import finish, free_port
 from tests.runs.test_run import DEIT, EAGER, assert_same_model, run, small_tree
-from tests.support import QUICK, forked
+from tests.support import QUICK, forked, started
 from tests.transfer.scenes import classifier, write_scenes
 from tests.transfer.test_transfer import recipe as detection
 
@@ -73,7 +73,7 @@ class Driver:
     def __init__(
         self,
         cluster: RayCluster,
-        prepared: Prepared | PreparedTransfer,
+        prepared: Training | Transfer,
         output: Path,
         machine: Machine = EAGER,
         **settings: Any,
@@ -81,7 +81,7 @@ class Driver:
         self.cluster, self.output = cluster, output
         self.log = output.with_suffix(".log")
         self.log.unlink(missing_ok=True)
-        nodes = prepared.tree.all if isinstance(prepared, Prepared) else prepared.nodes()
+        nodes = prepared.run().nodes
         self.jobs = {node.name: node.job for node in nodes}
         asked = Cluster(**{"engine": "ray", "address": cluster.address, **settings})
         self.process: ForkProcess = cluster.start(
@@ -143,7 +143,7 @@ def _drive(prepared: Any, output: Path, machine: Machine, cluster: Cluster, log:
 
     code = 0
     try:
-        prepared.run(output, machine=machine, watch=watch, cluster=cluster)
+        started(prepared, output, machine=machine, watch=watch, cluster=cluster)
     except Interrupted:
         code = 75
     except RbdcError as error:
@@ -233,11 +233,11 @@ def _go_on_without_lease(folder: Path, store: Path) -> None:
     ray_worker.LISTEN_SECONDS = 0.0
     silence = SimpleNamespace(future=Future)
     job = small_tree(folder, **SHORT).tree.nodes[0].job
-    shop = SimpleNamespace(store=Store(store))
+    place = Store(store).folder(job)
     attempts = [
         ray_worker.Attempt(
             name=name,
-            job=job,
+            key=job.key,
             share=Share(workers=1, cpus=1, gpus=0),
             threads=1,
             board=SimpleNamespace(ended=SimpleNamespace(remote=lambda: silence)),
@@ -245,10 +245,10 @@ def _go_on_without_lease(folder: Path, store: Path) -> None:
         )
         for name in ("first", "second")
     ]
-    ray_worker._take_lease(attempts[0], shop)  # type: ignore[arg-type]
-    stopped = ray_worker._Listener(attempts[0], shop)  # type: ignore[arg-type]
+    ray_worker._take_lease(attempts[0], place)
+    stopped = ray_worker._Listener(attempts[0], place / LEASE)
     assert not stopped()
-    ray_worker._take_lease(attempts[1], shop)  # type: ignore[arg-type]
+    ray_worker._take_lease(attempts[1], place)
     for _ in range(2):
         try:
             stopped()
@@ -324,12 +324,12 @@ def test_a_mistake_is_not_tried_again(folder: Path, tmp_path: Path, drive: Drive
         assert driver.events(name)[-1] == "failed" and "lost" not in driver.said()
 
 
-def _rank(rank: int, port: int, prepared: Prepared, output: Path) -> None:
+def _rank(rank: int, port: int, prepared: Training, output: Path) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in place.items()}
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     world = join_world()
-    prepared.run(output, machine=QUICK, watch=lambda _event: None, world=world)
+    started(prepared, output, machine=QUICK, watch=lambda _event: None, world=world)
     leave_world()
 
 
@@ -358,7 +358,7 @@ def test_detectors_too(tmp_path: Path, drive: Drive) -> None:
     found = [find_backbone(str(tmp_path / "vit")), find_backbone(f"scratch:{tmp_path / 'vit'}")]
     splits = open_splits(write_scenes(tmp_path / "scenes"))
     both = prepare_transfer(found, splits, detection(epochs=12.0))
-    alone = both.run(tmp_path / "alone", machine=QUICK, watch=lambda _event: None, jobs=1)
+    alone = started(both, tmp_path / "alone", machine=QUICK, watch=lambda _event: None, jobs=1)
     driver = drive(both, tmp_path / "run")
     os.kill(driver.worker("vit")[0], signal.SIGKILL)
     assert driver.finish() == 0, driver.said()
@@ -476,8 +476,8 @@ def _node(**resources: float) -> dict[str, Any]:
 
 def test_shares_by_level(folder: Path) -> None:
     prepared = small_tree(folder)  # four leaves, two models, the target
-    jobs = {node.name: node.job for node in prepared.tree.all}
-    levels = {node.job.key: node.level for node in prepared.tree.all}
+    jobs = {node.name: node.job for node in prepared.nodes}
+    levels = {node.job.key: node.level for node in prepared.nodes}
 
     speeds: dict[int, Scaling] = {}
 
@@ -499,9 +499,9 @@ def test_shares_by_level(folder: Path) -> None:
 def test_gpus_by_measured_speed(folder: Path) -> None:
     """Siblings side by side first, then each on several, as far as that is faster."""
     prepared = small_tree(folder)
-    jobs = [node.job for node in prepared.tree.all]
-    levels = {node.job.key: node.level for node in prepared.tree.all}
-    names = {node.job.key: node.name for node in prepared.tree.all}
+    jobs = [node.job for node in prepared.nodes]
+    levels = {node.job.key: node.level for node in prepared.nodes}
+    names = {node.job.key: node.name for node in prepared.nodes}
 
     def gpus(nodes: list[dict[str, Any]], *, images_per_second: float, **others: Any) -> list[int]:
         speed = Scaling(
@@ -538,7 +538,7 @@ def test_room(folder: Path) -> None:
     assert room.holds([one] * 4) and not room.holds([one] * 5)
     large = Share(workers=2, cpus=1, gpus=1)
     assert not room.holds([large])
-    jobs = [node.job for node in small_tree(folder).tree.all[:4]]
+    jobs = [node.job for node in small_tree(folder).nodes[:4]]
     shares = {job.key: share for job, share in zip(jobs, [one, one, large, one], strict=True)}
     assert room.first_of(jobs, shares, []) == jobs[:2]  # none is let past another
     assert room.first_of(jobs, shares, [one] * 3) == jobs[:1]

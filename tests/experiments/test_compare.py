@@ -12,17 +12,24 @@ import pytest
 
 import rbdc
 from rbdc.errors import Interrupted, PlanError, RunError, TrainingError
-from rbdc.experiments.compare import Comparison, ComparisonSpec, prepare_comparison, unique
+from rbdc.experiments.compare import (
+    Comparison,
+    ComparisonSpec,
+    prepare_comparison,
+    run_comparison,
+)
 from rbdc.experiments.reproduce import (
     experiments,
     imagenet_outline,
     prepare_case,
     read_experiment,
 )
+from rbdc.experiments.results import flops_of
 from rbdc.jobs.engine import Event
 from rbdc.jobs.lock import locked
 from rbdc.report.compare import comparison_table, save_comparison_plots
 from rbdc.report.run import run_status, status_table
+from rbdc.runs.run import Where
 from rbdc.settings import Request
 from rbdc.training import loop
 from tests.support import QUICK, TINY, small_recipe
@@ -45,7 +52,7 @@ def compared(folder: Path, **asked: Any) -> Comparison:
 
 
 def run(comparison: Comparison, output: Path, watch: Any = lambda _event: None) -> dict[str, Any]:
-    return comparison.run(output, machine=QUICK, watch=watch, jobs=1)
+    return run_comparison(comparison, output, Where(machine=QUICK, jobs=1), watch)
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +119,8 @@ def test_the_table_says_it_all(done: tuple[Path, dict[str, Any]]) -> None:
 def test_a_model_that_two_protocols_need_is_trained_once(folder: Path, tmp_path: Path) -> None:
     """Also one that looks at images to widen it, which the wide model pays for."""
     comparison = compared(folder, protocols=("net2net", "random", "gradmax"), seeds=1)
-    entries = comparison.planned()
-    alone, shared = comparison.flops(entries)
-    assert len(unique(entries)) == 2 * (1 + 3 * 2) and shared < 0.95 * alone
+    alone, shared = flops_of(comparison.planned)
+    assert len(comparison.run().nodes) == 2 * (1 + 3 * 2) and shared < 0.95 * alone
     trained: list[str] = []
 
     def watch(event: Event) -> None:
@@ -122,7 +128,7 @@ def test_a_model_that_two_protocols_need_is_trained_once(folder: Path, tmp_path:
             trained.append(event.key)
 
     summary = run(comparison, tmp_path / "run", watch)
-    assert len(trained) == len(set(trained)) == len(unique(entries))
+    assert len(trained) == len(set(trained)) == len(comparison.run().nodes)
     assert summary["flops_spent"] < summary["flops_counted"]
     assert [row["flops"] for row in summary["rows"]] == pytest.approx(
         [row["budget"] for row in summary["rows"]], abs=0.08
@@ -210,14 +216,14 @@ def test_rates_are_tuned_for_each_protocol_alike(folder: Path, tmp_path: Path) -
 def test_a_training_that_fails_is_missing_and_the_others_are_done(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = loop._Session._check_losses
+    check = loop.Session._check_losses
 
     def fail(session: Any) -> None:
-        if session.work.task.model.width == 0.5:
+        if session.problem.task.model.width == 0.5:
             raise TrainingError("the loss is nan", "Try a lower learning rate.")
         check(session)
 
-    monkeypatch.setattr(loop._Session, "_check_losses", fail)
+    monkeypatch.setattr(loop.Session, "_check_losses", fail)
     with pytest.warns(UserWarning, match="a training failed, its result is missing"):
         summary = run(compared(folder, seeds=1, budgets=(1.0,)), tmp_path / "run")
     missing = {row["protocol"] for row in summary["rows"] if row["top1"] is None}

@@ -17,11 +17,11 @@ from rbdc.growth import Setting, parse_protocol
 from rbdc.growth.candidates import Enlarged, norms_of
 from rbdc.growth.firefly import Search, best, search
 from rbdc.growth.units import Units, units_of
-from rbdc.jobs.execute import execute
-from rbdc.jobs.job import GrowJob, TrainJob
+from rbdc.jobs.grow import GrowJob
+from rbdc.jobs.job import Context, execute
 from rbdc.jobs.method import GrowthContext, Parent
 from rbdc.jobs.store import Store
-from rbdc.jobs.workshop import TreeWorkshop, subtree_flops
+from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, build_meta
 from rbdc.plan import forward_flops, training_flops
 from rbdc.training import World, fit_to_data
@@ -299,7 +299,7 @@ def test_the_budget_is_spent_to_a_step(name: str, epochs: float) -> None:
         for job in (parent, target)
     ]
     budget = 0.7 * training_flops(at.forward_flops(), epochs, len(at.data.train))
-    spent = subtree_flops(target, len(at.data.train), at.counter)
+    spent = target.total_flops
     assert abs(spent - budget) <= sum(steps) + grow.method.cost * steps[1]
     seen = grow.images / (target.task.epochs * len(at.data.train))
     assert seen == pytest.approx(0.01, abs=0.5 * 8 / (target.task.epochs * 40) + 1e-9)
@@ -309,7 +309,7 @@ def test_the_budget_is_spent_to_a_step(name: str, epochs: float) -> None:
 def test_from_a_parent_to_a_judged_model(name: str, tmp_path: Path) -> None:
     at = setting(name, 2.0)
     trial = parse_protocol("firefly").trial(at, 0.8, 0)
-    shop = TreeWorkshop(store=Store(tmp_path), data=at.data, machine=QUICK, world=World())
+    shop = Context(store=Store(tmp_path), machine=QUICK, world=World())
     results = [
         execute(node.job, shop, observe=lambda _progress: None, stopped=lambda: False)
         for node in trial.nodes
@@ -317,6 +317,6 @@ def test_from_a_parent_to_a_judged_model(name: str, tmp_path: Path) -> None:
     grow = trial.nodes[1].job
     assert isinstance(grow, GrowJob) and results[1]["images"] == grow.images == 8
     assert results[1]["loss"] == pytest.approx(results[0]["loss"], rel=0.05)
-    spent = subtree_flops(trial.target.job, len(at.data.train), shop.counter)
+    spent = trial.target.job.total_flops
     assert sum(result["training_flops"] for result in results) == pytest.approx(spent)
     assert 0 <= results[2]["top1"] <= 1

@@ -17,11 +17,10 @@ from rbdc.errors import ModelError
 from rbdc.growth import Setting, parse_protocol
 from rbdc.growth.gradmax import GradMax, directions, matrices_of
 from rbdc.growth.units import Inner, Units, units_of
-from rbdc.jobs.execute import execute
-from rbdc.jobs.job import GrowJob
+from rbdc.jobs.grow import GrowJob
+from rbdc.jobs.job import Context, execute
 from rbdc.jobs.method import GrowthContext, Parent
 from rbdc.jobs.store import Store
-from rbdc.jobs.workshop import TreeWorkshop, subtree_flops
 from rbdc.models import ModelSpec
 from rbdc.plan import forward_flops, training_flops
 from rbdc.training import World, fit_to_data
@@ -268,14 +267,14 @@ def test_as_a_protocol_it_spends_the_budget(name: str, tmp_path: Path) -> None:
     protocol = parse_protocol("gradmax:1.5")
     protocol.check(setting)
     trial = protocol.trial(setting, budget, 0)
-    shop = TreeWorkshop(store=Store(tmp_path), data=data, machine=QUICK, world=World())
+    shop = Context(store=Store(tmp_path), machine=QUICK, world=World())
     results = [
         execute(node.job, shop, observe=lambda _p: None, stopped=lambda: False)
         for node in trial.nodes
     ]
     narrow, start, _wide = results
     step = training_flops(setting.forward_flops(), 1, 8)
-    spent = subtree_flops(trial.target.job, len(data.train), shop.counter)
+    spent = trial.target.job.total_flops
     expected = budget * training_flops(setting.forward_flops(), 2, len(data.train))
     assert spent == pytest.approx(sum(result["training_flops"] for result in results))
     assert abs(spent - expected) <= 3 * step

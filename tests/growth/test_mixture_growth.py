@@ -16,12 +16,11 @@ from rbdc.data import DataSet
 from rbdc.errors import PlanError
 from rbdc.growth import Setting, Trial, parse_protocol
 from rbdc.growth.mixture_growth import MixtureGrowth, Mixtures, new_blocks
-from rbdc.jobs.execute import execute
-from rbdc.jobs.job import TrainJob
+from rbdc.jobs.job import Context, execute
 from rbdc.jobs.layout import KEPT, MODEL
 from rbdc.jobs.method import Parent
 from rbdc.jobs.store import Store
-from rbdc.jobs.workshop import TreeWorkshop, own_flops, subtree_flops
+from rbdc.jobs.train import TrainJob
 from rbdc.models import export, load, spec_of
 from rbdc.models.templates import Mixed, folded, mixtures_of, use_templates
 from rbdc.training import World, fit_to_data
@@ -147,11 +146,10 @@ def trainings(trial: Trial) -> list[TrainJob]:
 def test_it_spends_its_budget(text: str, name: str, budget: float, data: DataSet) -> None:
     given = setting(data, name)
     trial = parse_protocol(text).trial(given, budget, 0)
-    images, counter = len(data.train), given.counter
     baseline = given.training("target", 0, given.baseline_epochs)
-    step = [own_flops(replace_epochs(job, 0), images, counter) for job in trainings(trial)]
-    spent = subtree_flops(trial.target.job, images, counter)
-    assert spent == pytest.approx(budget * subtree_flops(baseline, images, counter), abs=sum(step))
+    step = [replace_epochs(job, 0).flops for job in trainings(trial)]
+    spent = trial.target.job.total_flops
+    assert spent == pytest.approx(budget * baseline.total_flops, abs=sum(step))
     assert len(step) == 3
 
 
@@ -188,14 +186,14 @@ def test_by_the_ratio_of_the_setting(data: DataSet) -> None:
 def test_end_to_end(text: str, name: str, data: DataSet, tmp_path: Path) -> None:
     given = replace(setting(data, name, model_ema=True), baseline_epochs=2.0)
     trial = parse_protocol(text).trial(given, 0.616, 0)
-    shop = TreeWorkshop(store=Store(tmp_path), data=data, machine=QUICK, world=World())
+    shop = Context(store=Store(tmp_path), machine=QUICK, world=World())
     results = [
         execute(node.job, shop, observe=lambda _progress: None, stopped=lambda: False)
         for node in trial.nodes
     ]
     assert [result["kind"] for result in results] == ["train", "train", "grow", "train"]
     spent = sum(result["training_flops"] for result in results)
-    assert spent == subtree_flops(trial.target.job, len(data.train), given.counter)
+    assert spent == trial.target.job.total_flops
     parents = []
     for job in trainings(trial)[:2]:
         folder = shop.store.folder(job)

@@ -12,9 +12,8 @@ import rbdc
 from rbdc.errors import PlanError
 from rbdc.growth import OneParent, Setting, parse_protocol, protocols
 from rbdc.growth.rbdc import Rbdc
-from rbdc.jobs.execute import execute
+from rbdc.jobs.job import Context, execute
 from rbdc.jobs.store import Store
-from rbdc.jobs.workshop import TreeWorkshop, subtree_flops
 from rbdc.training import World, fit_to_data
 from tests.support import QUICK, TINY, small_data, small_recipe
 
@@ -33,7 +32,7 @@ def test_the_page_lists_every_protocol() -> None:
 
 
 def test_options_follow_a_colon() -> None:
-    assert parse_protocol("rbdc:2:carry") == Rbdc(steps=2, transition="carry")
+    assert parse_protocol("rbdc:2:carry") == Rbdc(steps=2, transition=("carry",))
     assert parse_protocol("rbdc:lr=1.4") == Rbdc(narrow_lr=1.4)
     assert parse_protocol(" rbdc:random:r=1.5") == Rbdc(off_diagonal="random", ratio=1.5)
     paper, single, own = (
@@ -65,12 +64,12 @@ def test_the_pages_example_works(twins: Any, tmp_path: Path) -> None:
     protocol = twins.Twins()
     protocol.check(setting)
     trial = protocol.trial(setting, 1.0, seed=0)
-    shop = TreeWorkshop(store=Store(tmp_path / "jobs"), data=data, machine=QUICK, world=World())
+    shop = Context(store=Store(tmp_path / "jobs"), machine=QUICK, world=World())
     results = [
         execute(node.job, shop, observe=lambda _p: None, stopped=lambda: False)
         for node in trial.nodes
     ]
     assert results[0]["top1"] == pytest.approx(results[1]["top1"])  # the wide one is its parent
-    spent = subtree_flops(trial.target.job, len(data.train), setting.counter)
+    spent = trial.target.job.total_flops
     whole = 3 * setting.baseline_cost * len(data.train)
     assert spent == pytest.approx(whole, rel=0.1)

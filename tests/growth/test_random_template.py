@@ -6,15 +6,17 @@ import torch
 from rbdc.coupling import Axes
 from rbdc.growth.random_template import FilledBlock, fill
 from rbdc.models import ModelSpec
-from rbdc.training import Task, initial_weights
+from rbdc.training import Task, image_format, initial_weights
 from tests.growth.lab import SEED, grown, wide_spec
-from tests.support import SMALL, small_recipe
+from tests.support import SMALL, small_data, small_recipe
 
 
 @pytest.mark.parametrize("name", list(SMALL))
 def test_the_parent_s_block_and_a_fresh_model_around_it(name: str) -> None:
     model, parent = grown(FilledBlock(), name)
-    task = Task(model=wide_spec(name), recipe=small_recipe(), epochs=1, seed=SEED, warmup_epochs=0)
+    spec, recipe = wide_spec(name), small_recipe()
+    image = image_format(spec, recipe, small_data())
+    task = Task(model=spec, recipe=recipe, image=image, epochs=1, seed=SEED, warmup_epochs=0)
     fresh = initial_weights(task).model.state_dict()
     narrow = parent.state_dict()
     for key, tensor in model.state_dict().items():

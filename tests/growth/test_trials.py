@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from rbdc.growth import Setting, parse_protocol
-from rbdc.jobs.job import GrowJob, TrainJob
+from rbdc.jobs.engine import InProcess
+from rbdc.jobs.grow import GrowJob
+from rbdc.jobs.job import Context
 from rbdc.jobs.layout import JOBS, MODEL, START
 from rbdc.jobs.store import Store
-from rbdc.jobs.workshop import TreeWorkshop, subtree_flops
+from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, load
 from rbdc.plan import forward_flops, training_flops
-from rbdc.runs.run import run_nodes
 from rbdc.training import World, fit_to_data
 from rbdc.training.checkpoint import read_state
 from tests.support import QUICK, TINY, small_data, small_recipe
@@ -35,24 +36,18 @@ def run(protocol: str, name: str, output: Path) -> tuple[Store, list[Any]]:
     parsed.check(of_all)
     trial = parsed.trial(of_all, BUDGET, 0)
     store = Store(output / JOBS)
-    shop = TreeWorkshop(store=store, data=of_all.data, machine=QUICK, world=World())
     images = len(of_all.data.train)
     budget = BUDGET * training_flops(of_all.forward_flops(), 2, images)
     a_step_each = sum(
-        training_flops(forward_flops(node.job.model, counter=shop.counter), 1, 8)
+        training_flops(forward_flops(node.job.model, counter=of_all.counter), 1, 8)
         for node in trial.nodes
         if isinstance(node.job, TrainJob)
     )
-    spent = subtree_flops(trial.target.job, images, shop.counter)
+    spent = trial.target.job.total_flops
     assert abs(spent - budget) <= a_step_each < budget / 2
-    run_nodes(
-        trial.nodes,
-        shop,
-        output,
-        request={},
-        watch=lambda _event: None,
-        finish=lambda: None,
-        jobs=1,
+    context = Context(store=store, machine=QUICK, world=World())
+    InProcess(threads=dict.fromkeys((node.job.key for node in trial.nodes), 1)).run(
+        [node.job for node in trial.nodes], context, lambda _event: None
     )
     results = [store.result(node.job) for node in trial.nodes]
     assert sum(result["training_flops"] for result in results if result) == pytest.approx(spent)

@@ -1,23 +1,23 @@
 """A job's key is its content; a plan's jobs have their places."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import rbdc
-from rbdc.data import DataSet, ImageFormat
+from rbdc.data import DataSet
 from rbdc.errors import RecipeError
+from rbdc.experiments.train import prepare
+from rbdc.growth import Setting, Trial
+from rbdc.growth.rbdc import Coupling, Rbdc
 from rbdc.jobs import measure
-from rbdc.jobs.coupling import Coupling
-from rbdc.jobs.job import GrowJob, TrainJob
-from rbdc.jobs.store import Store
-from rbdc.jobs.tree import Tree, grow_tree
-from rbdc.jobs.workshop import TreeWorkshop
-from rbdc.plan import make_plan
-from rbdc.training import Task, World, fit_to_data
+from rbdc.jobs.grow import GrowJob
+from rbdc.jobs.train import TrainJob
+from rbdc.settings import Request
+from rbdc.training import Task, fit_to_data
+from rbdc.training.teacher import Teacher
 from tests.support import QUICK, TINY, small_data, small_recipe
 
 
@@ -26,15 +26,20 @@ def data() -> DataSet:
     return small_data()
 
 
-def tree_of(data: DataSet, steps: int = 2, lr: float = 1e-3, **options: Any) -> Tree:
-    recipe = small_recipe(lr=lr)
+def setting_of(data: DataSet, **options: Any) -> Setting:
+    recipe = small_recipe()
     spec = rbdc.ModelSpec(name="resnet18d", arguments=TINY["resnet18d"])
-    plan = make_plan(fit_to_data(spec, data, recipe), steps=steps, epochs=8, images=len(data.train))
-    return grow_tree(plan, recipe, data, **options)
+    model = fit_to_data(spec, data, recipe)
+    return Setting(model=model, recipe=recipe, data=data, baseline_epochs=10.0, **options)
 
 
-def trainings(tree: Tree) -> dict[str, TrainJob]:
-    return {node.name: node.job for node in tree.all if isinstance(node.job, TrainJob)}
+def tree_of(data: DataSet, steps: int = 2, **options: Any) -> Trial:
+    protocol = Rbdc(steps=steps, planning={"epochs": 8.0, "rounding": "whole"})
+    return protocol.trial(setting_of(data, **options), None, 0)
+
+
+def trainings(tree: Trial) -> dict[str, TrainJob]:
+    return {node.name: node.job for node in tree.nodes if isinstance(node.job, TrainJob)}
 
 
 def test_the_jobs_of_a_plan(data: DataSet) -> None:
@@ -54,14 +59,17 @@ def test_the_jobs_of_a_plan(data: DataSet) -> None:
         assert all(positions[parent.key] < positions[node.job.key] for parent in node.job.parents)
 
 
-def test_standard_training_costs_what_the_tree_costs(data: DataSet) -> None:
-    tree = tree_of(data, with_baseline=True)
-    assert tree.baseline is not None and tree.all[-1] is tree.baseline
-    job = tree.baseline.job
+def test_standard_training_costs_what_the_tree_costs() -> None:
+    request = Request(
+        model="resnet18d", model_kwargs=TINY["resnet18d"], epochs=8.0, steps=2, with_baseline=True
+    )
+    training = prepare(request, small_recipe())
+    job = training.nodes[-1].job
+    assert training.nodes[-1].name == "standard"
     assert isinstance(job, TrainJob) and job.initial is None
-    target = tree.plan.target
+    target = training.plan.target
     assert job.task.epochs * target.training_flops / target.epochs == pytest.approx(
-        tree.plan.training_flops
+        training.plan.training_flops
     )
 
 
@@ -99,7 +107,7 @@ def test_no_steps_is_standard_training(data: DataSet) -> None:
 
 
 def test_a_key_changes_with_all_that_decides_the_result(data: DataSet) -> None:
-    job = trainings(tree_of(data))["1.0"]
+    job = trainings(tree_of(data, transition=("restart",)))["1.0"]
     assert job.initial is not None
     others = [
         replace(job, task=replace(job.task, seed=job.task.seed + 1)),
@@ -108,9 +116,9 @@ def test_a_key_changes_with_all_that_decides_the_result(data: DataSet) -> None:
         replace(job, task=replace(job.task, warmup_epochs=0.5)),
         replace(job, task=replace(job.task, model=job.model.scaled(0.5))),
         replace(job, task=replace(job.task, recipe=small_recipe(lr=2e-3))),
-        replace(job, data="other"),
-        replace(job, class_names=tuple(reversed(job.class_names))),
-        replace(job, teacher="other"),
+        replace(job, data=replace(data, fingerprint="other")),
+        replace(job, data=replace(data, class_names=tuple(reversed(data.class_names)))),
+        replace(job, teacher=Teacher(model=torch.nn.Identity(), sha256="other", forward_flops=1)),
         replace(job, initial=None),
         replace(job, initial=replace(job.initial, parents=job.initial.parents[::-1])),
     ]
@@ -140,10 +148,9 @@ def test_the_measurement_is_real(data: DataSet) -> None:
     assert measure._steps_per_second(task, data) > 0
 
 
-def test_a_job_s_speed_on_one_device_and_several(data: DataSet, tmp_path: Path) -> None:
+def test_a_job_s_speed_on_one_device_and_several(data: DataSet) -> None:
     job = trainings(tree_of(data))["1.0"]
-    shop = TreeWorkshop(store=Store(tmp_path), machine=QUICK, world=World(), data=data)
-    scaling = shop.scaling(job)
+    scaling = job.measure_scaling(QUICK)
     assert scaling.images_per_second[0] > 0 and scaling.largest_share is None
     weights = rbdc.build(job.model).state_dict().values()
     assert scaling.gradient_bytes == (sum(w.numel() * w.element_size() for w in weights),)
@@ -155,7 +162,7 @@ def test_as_many_images_as_there_is_memory_for(
 ) -> None:
     tried: list[int] = []
 
-    def on_noise(_task: Task, _image: ImageFormat, batch_size: int, *_others: object) -> float:
+    def on_noise(_task: Task, batch_size: int, *_others: object) -> float:
         tried.append(batch_size)
         if batch_size > 5:
             raise torch.OutOfMemoryError("no room")
@@ -164,5 +171,5 @@ def test_as_many_images_as_there_is_memory_for(
     monkeypatch.setattr(measure, "_on_noise", on_noise)
     task = trainings(tree_of(data))["2.0"].task
     size = task.recipe.batch_size
-    assert measure.images_per_second(task, data, QUICK) == (100.0, tried[-1])
+    assert measure.images_per_second(task, QUICK) == (100.0, tried[-1])
     assert tried == [size // 2**n for n in range(len(tried))] and 2 < tried[-1] <= 5

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from rbdc.experiments.train import Training, prepare
 from rbdc.report import detector_figures, figures
-from rbdc.runs.prepare import Prepared, prepare
 from rbdc.settings import Request
 from tests.report.browsing import CHROMIUM
-from tests.support import QUICK, TINY, small_recipe
+from tests.support import QUICK, TINY, small_recipe, started
 
 
-def small_run(folder: Path, recipe: dict[str, Any] | None = None, **settings: Any) -> Prepared:
+def small_run(folder: Path, recipe: dict[str, Any] | None = None, **settings: Any) -> Training:
     """Four leaves for one epoch, two models for two, the target for four, standard training."""
     request: dict[str, Any] = {
         "model": "resnet18d",
@@ -33,7 +33,7 @@ def small_run(folder: Path, recipe: dict[str, Any] | None = None, **settings: An
 def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Nobody may change it."""
     output = tmp_path_factory.mktemp("runs") / "finished"
-    small_run(folder).run(output, machine=QUICK, watch=lambda _event: None, jobs=1)
+    started(small_run(folder), output, machine=QUICK, watch=lambda _event: None, jobs=1)
     return output
 
 

@@ -22,14 +22,14 @@ import rbdc
 from rbdc.cli import main
 from rbdc.data import open_data
 from rbdc.errors import RbdcError
+from rbdc.experiments.train import prepare
 from rbdc.report import card
 from rbdc.report.card import export_run
 from rbdc.report.figures import accuracies
 from rbdc.report.read import read_run
-from rbdc.runs.prepare import prepare
 from rbdc.settings import read_recipe, split_settings
 from tests.report.conftest import small_run
-from tests.support import QUICK, images, logits
+from tests.support import QUICK, images, logits, started
 from tests.support import forked as in_another_process
 
 FILES = {
@@ -245,8 +245,12 @@ def test_a_model_that_timm_cannot_build(folder: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"model": "resnet18", "model_kwargs": kwargs, "width": 2.0}
     settings |= {"steps": 0, "epochs": 1.0, "with_baseline": False}
     ema = {"model_ema": True, "model_ema_decay": 0.5}
-    small_run(folder, ema, **settings).run(
-        tmp_path / "run", machine=QUICK, watch=lambda _event: None, jobs=1
+    started(
+        small_run(folder, ema, **settings),
+        tmp_path / "run",
+        machine=QUICK,
+        watch=lambda _event: None,
+        jobs=1,
     )
     output = export_run(tmp_path / "run", tmp_path / "out")
     text = (output / "README.md").read_text()
@@ -265,7 +269,7 @@ def test_the_settings_repeat_the_run(folder: Path, finished: Path, exported: Pat
     given = {"data": str(folder), "in_memory": True}
     again = prepare(*split_settings(read_recipe(str(exported / "recipe.yaml")), given))
     nodes = json.loads((finished / "run.json").read_text())["nodes"]
-    assert [node.job.key for node in again.tree.all] == [node["key"] for node in nodes]
+    assert [node.job.key for node in again.nodes] == [node["key"] for node in nodes]
 
 
 def unfinished(run: Path) -> Path:

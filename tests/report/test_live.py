@@ -5,10 +5,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from rbdc.experiments.train import Training, prepare
 from rbdc.jobs.engine import Event
 from rbdc.report.live import LiveRun
 from rbdc.report.units import readable_duration
-from rbdc.runs.prepare import Prepared, prepare
 from rbdc.settings import Request
 from rbdc.training import Progress
 from tests.support import TINY, folder_data, small_recipe
@@ -17,7 +17,7 @@ SCORES = {"top1": 0.25, "top5": 0.75, "loss": 2.0}
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Training:
     folder = tmp_path_factory.mktemp("data")
     folder_data(folder)
     request = Request(
@@ -45,12 +45,12 @@ def progress(step: int, scores: dict[str, float] | None = None) -> Progress:
     )
 
 
-def tell(prepared: Prepared, console: Console) -> LiveRun:
+def tell(prepared: Training, console: Console) -> LiveRun:
     first, second, coupling, target = prepared.tree.nodes
-    standard = prepared.tree.all[-1]
+    standard = prepared.nodes[-1]
     couple = {"kind": "grow", "top1": 0.5, "proof_error": 1e-7, "norm_drift": 0.0}
     trained = {"kind": "train", "top1": 0.625, "seconds": 65.0}
-    with LiveRun(prepared.tree.all, prepared.work(), console) as live:
+    with LiveRun(prepared.nodes, console) as live:
         for event in (
             Event(kind="found", key=first.job.key, result=trained),
             Event(kind="started", key=second.job.key),
@@ -69,7 +69,7 @@ def tell(prepared: Prepared, console: Console) -> LiveRun:
     return live
 
 
-def test_a_file_gets_plain_lines(prepared: Prepared) -> None:
+def test_a_file_gets_plain_lines(prepared: Training) -> None:
     output = StringIO()
     tell(prepared, Console(file=output, width=140))
     lines = output.getvalue().splitlines()
@@ -85,7 +85,7 @@ def test_a_file_gets_plain_lines(prepared: Prepared) -> None:
     assert "\x1b" not in output.getvalue()
 
 
-def test_a_terminal_gets_bars(prepared: Prepared) -> None:
+def test_a_terminal_gets_bars(prepared: Training) -> None:
     output = StringIO()
     live = tell(prepared, Console(file=output, width=120, force_terminal=True))
     text = output.getvalue()

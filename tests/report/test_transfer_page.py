@@ -27,7 +27,7 @@ from rbdc.transfer import load_detector
 from rbdc.transfer.jobs import find_backbone
 from rbdc.transfer.prepare import open_splits, prepare_transfer
 from tests.report.browsing import EVIL, visit
-from tests.support import QUICK
+from tests.support import QUICK, started
 from tests.transfer.scenes import classifier, write_split
 
 TREE_ONLY = ("tree", "budget", "weights", "compare")
@@ -48,7 +48,7 @@ def transfer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     both = [find_backbone(trained), find_backbone(f"scratch:{trained}")]
     prepared = prepare_transfer(both, open_splits(root / "scenes"), recipe, seeds=2)
-    prepared.run(root / "run", machine=QUICK, watch=lambda _event: None, jobs=1)
+    started(prepared, root / "run", machine=QUICK, watch=lambda _event: None, jobs=1)
     return root / "run"
 
 

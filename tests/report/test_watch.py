@@ -22,7 +22,7 @@ from rbdc.jobs.layout import PROGRESS, RESULT
 from rbdc.report.run import run_status
 from rbdc.report.watch import fitted_table, watch_run
 from tests.report.conftest import small_run
-from tests.support import QUICK, forked
+from tests.support import QUICK, forked, started
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def test_a_model_that_ends_while_it_is_read_has_spent_all_it_did(
 
 
 def _run(folder: Path, output: Path) -> None:
-    small_run(folder).run(output, machine=QUICK, watch=lambda _event: None, jobs=1)
+    started(small_run(folder), output, machine=QUICK, watch=lambda _event: None, jobs=1)
 
 
 def test_a_real_run_is_watched_from_before_its_begin_to_its_end(

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from rbdc.errors import Interrupted
 from rbdc.training import World, join_world
 from rbdc.training.world import leave_world
-from tests.support import TINY, forked
+from tests.support import TINY, forked, started
 from tests.runs.test_run import EAGER, assert_same_model, run, small_tree
 
 DEIT = "deit_tiny_patch16_224"
@@ -48,7 +48,7 @@ def _rank(rank: int, size: int, port: int, folder: Path, output: Path) -> None:
     world = join_world()
     try:
         prepared = small_tree(folder, DEIT, **SETTINGS)
-        prepared.run(output, machine=EAGER, watch=lambda _event: None, jobs=1, world=world)
+        started(prepared, output, machine=EAGER, watch=lambda _event: None, jobs=1, world=world)
     except Interrupted:
         os._exit(75)
     finally:

@@ -21,18 +21,19 @@ import rbdc
 from rbdc.errors import DataError, Interrupted, RecipeError, RunError
 from rbdc.settings import Machine, Request
 from rbdc.jobs.engine import Event, Watcher
-from rbdc.jobs.execute import Workshop, execute
-from rbdc.jobs.job import Job, TrainJob
+from rbdc.jobs.job import Context, execute
+from rbdc.jobs.job import Job
+from rbdc.jobs.train import TrainJob
 from rbdc.jobs.lock import holder, locked
-from rbdc.runs.prepare import Prepared, prepare
-from rbdc.runs.run import differences
-from tests.support import QUICK, TINY, folder_data, forked, small_recipe
+from rbdc.experiments.train import Training, prepare
+from rbdc.runs.record import differences
+from tests.support import QUICK, TINY, folder_data, forked, small_recipe, started
 
 RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"
 EAGER = Machine(**{**QUICK.to_json(), "checkpoint_minutes": 0.0})  # saves after every step
 
 
-def small_tree(folder: Path, name: str = RESNET, **settings: Any) -> Prepared:
+def small_tree(folder: Path, name: str = RESNET, **settings: Any) -> Training:
     """Two steps: four leaves for one epoch, two models for two, the target for four."""
     request: dict[str, Any] = {
         "model": name,
@@ -48,11 +49,10 @@ def small_tree(folder: Path, name: str = RESNET, **settings: Any) -> Prepared:
 
 
 def run(
-    prepared: Prepared, output: Path, machine: Machine = QUICK, **options: Any
+    prepared: Training, output: Path, machine: Machine = QUICK, **options: Any
 ) -> dict[str, Any]:
-    return prepared.run(
-        output, machine=machine, watch=lambda _event: None, **{"jobs": 1, **options}
-    )
+    result: dict[str, Any] = started(prepared, output, machine=machine, watch=lambda _event: None, **{"jobs": 1, **options})
+    return result
 
 
 def weights(output: Path) -> dict[str, torch.Tensor]:
@@ -99,15 +99,15 @@ def test_siblings_differ_and_seeds_follow_from_the_place(folder: Path) -> None:
     seeds = [node.job.task.seed for node in tree.nodes if isinstance(node.job, TrainJob)]
     assert len(set(seeds)) == len(seeds) == 7
     again = small_tree(folder).tree
-    assert [node.job.key for node in tree.all] == [node.job.key for node in again.all]
+    assert [node.job.key for node in tree.nodes] == [node.job.key for node in again.nodes]
     other = small_tree(folder, seed=1).tree
-    assert not {node.job.key for node in tree.all} & {node.job.key for node in other.all}
+    assert not {node.job.key for node in tree.nodes} & {node.job.key for node in other.nodes}
 
 
 def test_a_finished_run_is_found_finished(folder: Path, straight: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (straight / "jobs").rglob("*")}
     events: list[Event] = []
-    small_tree(folder).run(straight, machine=QUICK, watch=events.append, jobs=1)
+    started(small_tree(folder), straight, machine=QUICK, watch=events.append, jobs=1)
     assert {event.kind for event in events} == {"found"}
     assert {path: path.stat().st_mtime_ns for path in (straight / "jobs").rglob("*")} == before
 
@@ -309,7 +309,7 @@ def test_a_nan_stops_with_step_and_images_and_the_rest_goes_on(
     with pytest.raises(
         rbdc.RbdcError, match=r"the loss is nan at step 3 \(epoch 0\), images image"
     ) as e:
-        prepared.run(tmp_path / "run", machine=EAGER, watch=events.append, jobs=1)
+        started(prepared, tmp_path / "run", machine=EAGER, watch=events.append, jobs=1)
     assert "last good checkpoint is kept" in str(e.value)
     states = {
         name: [ev.kind for ev in events if ev.key == node.job.key]
@@ -399,16 +399,14 @@ def test_another_engine_can_take_the_place_of_ours(
     """An engine knows jobs and how one is done, and nothing else: here, last come first served."""
 
     class Backwards:
-        def run(self, jobs: Sequence[Job], shop: Workshop, watch: Watcher) -> None:
+        def run(self, jobs: Sequence[Job], context: Context, watch: Watcher) -> None:
             done: set[str] = set()
             while len(done) < len(jobs):
                 for job in reversed(jobs):
                     if job.key not in done and all(p.key in done for p in job.parents):
-                        execute(job, shop, observe=lambda _p: None, stopped=lambda: False)
+                        execute(job, context, observe=lambda _p: None, stopped=lambda: False)
                         watch(Event(kind="finished", key=job.key))
                         done.add(job.key)
 
-    small_tree(folder).run(
-        tmp_path / "run", machine=QUICK, watch=lambda _e: None, jobs=1, engine=Backwards()
-    )
+    started(small_tree(folder), tmp_path / "run", machine=QUICK, watch=lambda _e: None, jobs=1, engine=Backwards())
     assert_same_model(straight, tmp_path / "run")

@@ -9,21 +9,21 @@ import pytest
 from rbdc.errors import RunError
 from rbdc.report.run import run_status
 from rbdc.jobs.lock import locked
-from rbdc.runs.prepare import Prepared
+from rbdc.experiments.train import Training
 from rbdc.jobs.store import Store
-from tests.support import QUICK, forked
+from tests.support import forked, started
 from tests.runs.test_run import assert_same_model, run, small_tree
 
 
-def one(prepared: Prepared, name: str, output: Path, **places: Any) -> Any:
-    return prepared.run_one(name, output, machine=QUICK, watch=lambda _event: None, **places)
+def one(prepared: Training, name: str, output: Path, **places: Any) -> Any:
+    return started(prepared, output, node=name, **places)
 
 
 def test_one_by_one_they_are_the_run(folder: Path, tmp_path: Path) -> None:
     prepared = small_tree(folder)
     run(prepared, tmp_path / "whole")
     output = tmp_path / "pieces"
-    names = [node.name for node in prepared.tree.all if node.job.trains]
+    names = [node.name for node in prepared.nodes if node.job.trains]
     results = [one(prepared, name, output) for name in names]
     assert results[:-1] == [None] * (len(names) - 1) and results[-1]["top1"] is not None
     assert_same_model(tmp_path / "whole", output)
@@ -51,7 +51,7 @@ def test_several_fit_into_a_folder_but_no_whole_run_beside_them(
 ) -> None:
     prepared, output = small_tree(folder), tmp_path / "run"
     one(prepared, "2.0", output)
-    busy = next(node.job for node in prepared.tree.all if node.name == "2.1")
+    busy = next(node.job for node in prepared.nodes if node.name == "2.1")
     ready, over = multiprocessing.Event(), multiprocessing.Event()
     other = forked(_hold, output, Store(output / "jobs").folder(busy), ready, over)
     try:

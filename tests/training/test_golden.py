@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from rbdc.data import TrainingBatches
-from rbdc.jobs.job import TrainJob
-from rbdc.runs.prepare import prepare
+from rbdc.experiments.train import prepare
+from rbdc.jobs.train import TrainJob
 from rbdc.settings import Machine, read_recipe, split_settings
-from rbdc.training import World, image_format, initial_weights
+from rbdc.training import World, initial_weights
 from rbdc.training.classification import classifier_state
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -31,9 +31,9 @@ def curve(name: str) -> list[float]:
     assert isinstance(leaf, TrainJob)
     task, device = leaf.task, torch.device("cpu")
     batches = TrainingBatches(
-        prepared.data,
+        leaf.data,
         task.recipe,
-        image_format(task.model, task.recipe, prepared.data),
+        task.image,
         seed=task.seed,
         batch_size=task.recipe.batch_size,
     )

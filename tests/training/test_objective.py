@@ -14,11 +14,11 @@ from torch.nn.functional import cross_entropy, log_softmax, softmax
 import rbdc
 from rbdc.data import DataSet
 from rbdc.errors import RbdcError
-from rbdc.training import World, initial_weights, train
+from rbdc.training import World, initial_weights
 from rbdc.training.objective import Objective
 from rbdc.training.task import image_format
 from rbdc.training.teacher import load_teacher
-from tests.support import QUICK, TINY, small_data, small_recipe, small_task
+from tests.support import QUICK, TINY, small_data, small_recipe, small_task, train
 
 DISTILLED = "deit_tiny_distilled_patch16_224"
 

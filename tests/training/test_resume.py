@@ -13,9 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rbdc.data import DataSet
 from rbdc.errors import Interrupted, TrainingError
-from rbdc.training import Task, Trained, World, initial_weights, train
+from rbdc.training import Task, Trained, World, initial_weights
 from rbdc.training.state import State
-from tests.support import QUICK, folder_data, small_data, small_task
+from tests.support import QUICK, folder_data, small_data, small_task, train
 
 RICH: dict[str, Any] = {
     "model_ema": True,
@@ -238,8 +238,7 @@ def test_tensorboard_has_every_step_once_on_both_axes(data: DataSet, tmp_path: P
             start=lambda: initial_weights(task),
             machine=type(QUICK)(**given),
             world=World(),
-            flops_per_image=1.5e9,
-            flops_before=100e9,
+            flops=(100e9, 1.5e9),
             stopped=stopped,
         )
 

@@ -15,11 +15,11 @@ from rbdc.errors import Interrupted, RunError
 from rbdc.models import ModelSpec, export
 from rbdc.models.folder import WEIGHTS
 from rbdc.settings import Machine
-from rbdc.training import Task, World, fit_to_data, initial_weights, join_world, train
+from rbdc.training import Task, World, fit_to_data, image_format, initial_weights, join_world
 from rbdc.training.machine import check_machine
 from rbdc.training.world import leave_world
 from tests.runs.test_processes import finish, free_port
-from tests.support import QUICK, TINY, forked, small_data, small_recipe
+from tests.support import QUICK, TINY, forked, small_data, small_recipe, train
 
 RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"
 EAGER = Machine(**{**QUICK.to_json(), "checkpoint_share": 1e9})
@@ -36,7 +36,8 @@ def a_task(name: str) -> Task:
     recipe, data = small_recipe(mixup=0.3, clip_grad=1.0, **own), small_data()
     spec = fit_to_data(ModelSpec(name=name, arguments=TINY[name]), data, recipe)
     epochs = 15 * recipe.batch_size / len(data.train)  # 15 steps
-    return Task(model=spec, recipe=recipe, epochs=epochs, seed=5, warmup_epochs=1.0)
+    image = image_format(spec, recipe, data)
+    return Task(model=spec, recipe=recipe, image=image, epochs=epochs, seed=5, warmup_epochs=1.0)
 
 
 def _rank(

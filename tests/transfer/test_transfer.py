@@ -18,17 +18,17 @@ from rbdc.errors import Interrupted
 from rbdc.jobs.layout import PREDICTIONS, SHEET, WEIGHTS
 from rbdc.settings.detection import DetectionRecipe, read_detection_recipe
 from rbdc.training import Trained, World, join_world
-from rbdc.training.loop import run_training
+from rbdc.training.loop import Session
 from rbdc.training.world import leave_world
 from rbdc.transfer.batches import DetectionBatches
 from rbdc.transfer.detection import Detection, Splits, groups_of
 from rbdc.transfer.folder import load_detector
 from rbdc.transfer.jobs import find_backbone
-from rbdc.transfer.prepare import PreparedTransfer, open_splits, prepare_transfer
+from rbdc.transfer.prepare import Transfer, open_splits, prepare_transfer
 from rbdc.transfer.samples import DetectionSamples, Views
 from rbdc.transfer.scores import read_results, score
 from tests.runs.test_processes import finish, free_port
-from tests.support import QUICK, forked
+from tests.support import QUICK, forked, started
 from tests.training.test_resume import assert_equal, stop_after
 from tests.transfer.scenes import classifier, resnet, write_scenes
 
@@ -90,7 +90,8 @@ def trained(job: Detection, folder: Path, *stops: int) -> Trained:
     for stopped in stop_after(*stops):
         torch.rand(3)  # the state of the global generator must not matter
         try:
-            return run_training(job, folder, machine=QUICK, world=World(), stopped=stopped)
+            with Session(job, folder, machine=QUICK, world=World()) as session:
+                return session.run(stopped)
         except Interrupted:
             continue
     raise AssertionError("never finished")
@@ -163,9 +164,9 @@ def test_backbones_are_named_briefly_where_that_tells_them_apart(
 def test_two_backbones_side_by_side(
     backbones: dict[str, Path], splits: Splits, tmp_path: Path
 ) -> None:
-    both: PreparedTransfer = prepared(backbones, splits, "vit", "scratch:vit", epochs=1.0)
+    both: Transfer = prepared(backbones, splits, "vit", "scratch:vit", epochs=1.0)
     events: list[Any] = []
-    result = both.run(tmp_path / "run", machine=QUICK, watch=events.append, jobs=1)
+    result = started(both, tmp_path / "run", machine=QUICK, watch=events.append, jobs=1)
     first, second = result["rows"]
     assert first["sha256"] and not second["sha256"]
     assert [len(row["trained"]) for row in result["rows"]] == [2, 2]
@@ -183,19 +184,19 @@ def test_two_backbones_side_by_side(
     # nothing is trained twice; another backbone may be added
     events.clear()
     more = replace(both, backbones=(*both.backbones, find_backbone(str(backbones["resnet"]))))
-    more.run(tmp_path / "run", machine=QUICK, watch=events.append, jobs=1)
+    started(more, tmp_path / "run", machine=QUICK, watch=events.append, jobs=1)
     kinds = [event.kind for event in events if event.kind != "progress"]
     assert kinds.count("found") == 4 and kinds.count("finished") == 2
 
 
-def _rank(rank: int, port: int, prepared: PreparedTransfer, output: Path) -> None:
+def _rank(rank: int, port: int, prepared: Transfer, output: Path) -> None:
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
     world = join_world()
     try:
-        prepared.run(output, machine=QUICK, watch=lambda _event: None, jobs=1, world=world)
+        started(prepared, output, machine=QUICK, watch=lambda _event: None, jobs=1, world=world)
     finally:
         leave_world()
 

@@ -190,7 +190,7 @@ def _demands(levels: Sequence[_Level], sizes: Sequence[int], target: str) -> lis
                 level=number,
                 devices=size,
                 seconds=level.seconds[size],
-                parents=tuple(below[2 * index : 2 * index + 2]),
+                parents=tuple(below[level.stage.parents * index :][: level.stage.parents]),
             )
             for index, name in enumerate(here)
         ]

@@ -21,15 +21,13 @@ from typing import Any
 
 from rbdc.cluster.board import Board
 from rbdc.cluster.ray_start import check_nodes, ray_started
-from rbdc.cluster.resources import Room, Share, check_shares, shares_of
+from rbdc.cluster.resources import Nodes, Room, Share, check_shares, shares_of
 from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.jobs.engine import Event, Ledger, Watcher, stop_requested
-from rbdc.jobs.execute import Workshop
-from rbdc.jobs.job import Job
+from rbdc.jobs.job import Context, Job
 from rbdc.jobs.store import Store
 from rbdc.plan import Scaling
 from rbdc.settings import Cluster
-from rbdc.training import World
 
 POLL_SECONDS, NODES_SECONDS = 0.5, 2.0
 BOARD_SECONDS = 10  # for an answer, before the next question
@@ -44,54 +42,57 @@ class RayEngine:
     levels: Mapping[str, int]
     """Of each job, by key; 0 is the target's."""
 
-    def run(self, jobs: Sequence[Job], shop: Workshop, watch: Watcher) -> None:
-        if shop.world.size > 1:
+    def run(self, jobs: Sequence[Job], context: Context, watch: Watcher) -> None:
+        """Run the jobs on the cluster; start or join it first."""
+        if context.world.size > 1:
             raise RunError(
-                f"there are {shop.world.size} processes, and Ray starts its own",
+                f"there are {context.world.size} processes, and Ray starts its own",
                 "Leave torchrun out; --workers-per-job is for a model that needs several.",
             )
-        ledger = Ledger(jobs, shop, watch)
-        if not ledger.waiting:
+        ledger = Ledger(jobs, context, watch)
+        if not ledger.unfinished:
             ledger.close()
             return
-        packed = pickle.dumps(replace(shop, store=Store(shop.store.root.resolve())))
+        # Given to Ray once: jobs share their data, which may be large.
+        store = Store(context.store.root.resolve())
+        packed = pickle.dumps((ledger.unfinished, replace(context, store=store)))
         with ray_started(self.cluster.address, len(packed)) as ray, stop_requested() as stopped:
             given = ray.put(packed)
-            shares = self._checked(ray, list(ledger.waiting.values()), shop, given)
-            foreman = _Foreman(ray, self.cluster, ledger, shares, given, shop.machine)
+            nodes = check_nodes(ray, store.root)
+            shares = self._checked(ray, nodes, list(ledger.unfinished.values()), context, given)
+            foreman = _Foreman(ray, self.cluster, ledger, shares, given, context.machine)
             foreman.run(stopped)
             if stopped():
                 raise Interrupted("stopped")
         ledger.close()
 
     def _checked(
-        self, ray: Any, jobs: Sequence[Job], shop: Workshop, packed: Any
+        self, ray: Any, nodes: Nodes, jobs: Sequence[Job], context: Context, packed: Any
     ) -> dict[str, Share]:
-        """What each job gets, once all is known to be there."""
-        nodes = check_nodes(ray, shop.store.root.resolve())
+        """Return the resources of each job, once the cluster is known to have them."""
+        machine = context.machine
         trainings = [job for job in jobs if job.trains]
-        on_gpu = Room.of(nodes).gpus > 0 and shop.machine.device in ("auto", "cuda")
+        on_gpu = Room.of(nodes).gpus > 0 and machine.device in ("auto", "cuda")
         speeds = self._looked_at(ray, trainings, packed, on_gpu=on_gpu)
         shares = shares_of(jobs, self.levels, self.cluster, nodes, speeds)
         names = {job.key: f"a model of level {self.levels[job.key]}" for job in trainings}
         check_shares(nodes, {name: shares[key] for key, name in names.items()})
-        for job in trainings:  # as it will be: a batch must divide among the processes
+        for job in trainings:  # a batch must divide among the processes
             if (workers := shares[job.key].workers) > 1:
-                replace(shop, world=World(size=workers)).check([job])
+                job.check(machine, workers)
         return shares
 
     def _looked_at(
         self, ray: Any, trainings: Sequence[Job], packed: Any, *, on_gpu: bool
     ) -> dict[int, Scaling]:
-        """How fast the models of each level are on a GPU, where that decides how many they get; and
-        on any machine, whether they can be trained at all."""
+        """Check on a worker that jobs can run; measure their speed where it decides the GPUs."""
         from rbdc.cluster.ray_worker import look
 
-        first = {self.levels[job.key]: job for job in reversed(trainings)}
+        first = {self.levels[job.key]: job.key for job in reversed(trainings)}
         measured = first if on_gpu and not self.cluster.gpus_per_job else {}
         asked = ray.remote(look).options(num_gpus=int(on_gpu), max_retries=self.cluster.retries)
         try:
-            answer = ray.get(asked.remote(packed, trainings, measured, str(Path.cwd())))
+            answer = ray.get(asked.remote(packed, measured, str(Path.cwd())))
         except ray.exceptions.RayError as error:
             reason = " ".join(str(error).split())[-300:]
             raise RunError(
@@ -158,19 +159,24 @@ class _Foreman:
                 )
 
     def _give_out_what_fits(self) -> None:
-        """Ray would take all that is ready, and do first what came first: what others wait for,
-        ready later, would have to wait for what is ready all along."""
+        """Submit only what fits.
+
+        Ray runs tasks first-in first-out, so a later job that others depend on would starve.
+        """
         given = [attempt.share for attempt in self.running.values()]
         for job in self.room.first_of(self.ledger.ready(), self.shares, given):
             self.ledger.take(job)
             self._give_out(job)
+
+    def _job(self, attempt: Any) -> Job:
+        return self.ledger.unfinished[attempt.key]
 
     def _give_out(self, job: Job) -> None:
         share = self.shares[job.key]
         threads = self.machine.threads or (0 if share.gpus else max(1, int(share.cpus)))
         attempt = self.attempt(
             name=uuid.uuid4().hex,
-            job=job,
+            key=job.key,
             share=share,
             threads=threads,
             board=self.board,
@@ -193,7 +199,7 @@ class _Foreman:
                 self.ray.cancel(ref)
 
     def _listen(self) -> None:
-        under_way = {attempt.name: attempt.job for attempt in self.running.values()}
+        under_way = {attempt.name: self._job(attempt) for attempt in self.running.values()}
         try:
             notes = self.ray.get(self.board.take.remote(), timeout=BOARD_SECONDS)
         except self.ray.exceptions.RayError:
@@ -209,8 +215,8 @@ class _Foreman:
     def _begin(self, name: str, job: Job, node: str = "") -> None:
         if name not in self.begun:
             self.begun[name] = node
-            place = str(self.shares[job.key])
-            self.ledger.watch(Event(kind="started", key=job.key, place=place))
+            devices = str(self.shares[job.key])
+            self.ledger.watch(Event(kind="started", key=job.key, devices=devices))
 
     def _look_after_nodes(self) -> None:
         """A node that Ray has given up may hang, with its workers: they would never answer."""
@@ -222,10 +228,10 @@ class _Foreman:
             if attempt.share.workers == 1 and self.begun.get(attempt.name) in dead:
                 del self.running[ref]
                 self.ray.cancel(ref, force=True)
-                self._give_out_again(attempt.job, "its node was given up")
+                self._give_out_again(self._job(attempt), "its node was given up")
 
     def _settle(self, ref: Any, attempt: Any, stopping: bool) -> None:
-        errors, job = self.ray.exceptions, attempt.job
+        errors, job = self.ray.exceptions, self._job(attempt)
         try:
             outcome = self.ray.get(ref)
         except errors.RayTaskError:

@@ -4,10 +4,11 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -16,9 +17,8 @@ from ray.exceptions import RayActorError
 from rbdc.cluster.resources import Share
 from rbdc.disk import write_text
 from rbdc.errors import Interrupted, RbdcError, RunError
-from rbdc.jobs.engine import stop_requested, with_threads
-from rbdc.jobs.execute import Workshop, execute
-from rbdc.jobs.job import Job
+from rbdc.jobs.engine import stop_requested
+from rbdc.jobs.job import Context, Job, execute
 from rbdc.jobs.layout import LEASE
 from rbdc.plan import Scaling
 from rbdc.training import Progress, join_world
@@ -32,7 +32,8 @@ class Attempt:
     """One try at a job: who tries, for whom, with what."""
 
     name: str
-    job: Job
+    key: str
+    """Key of the job."""
     share: Share
     threads: int
     """Of each process; 0 is torch's choice."""
@@ -51,24 +52,28 @@ class Outcome:
     """Why it ended through no fault of the job."""
 
 
-def look(
-    packed: bytes, jobs: Sequence[Job], measured: Mapping[int, Job], cwd: str
-) -> dict[int, Scaling] | RbdcError:
-    """Whether these can be done on this machine, and how fast some of them are."""
-    shop = _unpacked(packed, cwd)
+def look(packed: bytes, measured: Mapping[int, str], cwd: str) -> dict[int, Scaling] | RbdcError:
+    """Check that the jobs can run on this machine, and measure how fast some of them train.
+
+    `measured` are keys of jobs, by level. Returns the error where one cannot run.
+    """
+    jobs, context = _unpacked(packed, cwd)
     try:
-        shop.check_device(jobs)
-        return {level: shop.scaling(job) for level, job in measured.items()}
+        for job in jobs.values():
+            job.check_device(context.machine)
+        return {
+            level: jobs[key].measure_scaling(context.machine) for level, key in measured.items()
+        }
     except RbdcError as error:
         return error
 
 
 def work(attempt: Attempt, packed: bytes) -> Outcome:
-    """Do the job in this process. A stop signal to it is obeyed like one to the driver."""
-    shop = _begin(attempt, packed)
-    _take_lease(attempt, shop)
+    """Run the job in this process. A stop signal to it is obeyed like one to the driver."""
+    job, context = _begin(attempt, packed)
+    _take_lease(attempt, context.store.folder(job))
     with stop_requested() as signalled:
-        return _outcome(attempt, shop, signalled)
+        return _outcome(attempt, job, context, signalled)
 
 
 def lead(attempt: Attempt, packed: bytes) -> Outcome:
@@ -77,9 +82,9 @@ def lead(attempt: Attempt, packed: bytes) -> Outcome:
     from ray import train
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    shop = _begin(attempt, packed)
-    _take_lease(attempt, shop)
-    folder, share = shop.store.folder(attempt.job), attempt.share
+    job, context = _begin(attempt, packed)
+    folder, share = context.store.folder(job), attempt.share
+    _take_lease(attempt, folder)
     trainer = TorchTrainer(
         follow,
         train_loop_config={"attempt": attempt, "packed": packed},
@@ -99,42 +104,45 @@ def lead(attempt: Attempt, packed: bytes) -> Outcome:
         return Outcome(lost=_last_line(error))
     finally:
         shutil.rmtree(folder / GROUP, ignore_errors=True)
-    return Outcome(result=shop.store.result(attempt.job))
+    return Outcome(result=context.store.result(job))
 
 
 def follow(config: dict[str, Any]) -> None:
     """One process of a group. Ray Train has joined them already."""
     attempt: Attempt = config["attempt"]
-    shop = _begin(attempt, config["packed"])
-    world = join_world(shop.machine.device)
-    outcome = _outcome(attempt, replace(shop, world=world), lambda: False)
+    job, context = _begin(attempt, config["packed"])
+    world = join_world(context.machine.device)
+    outcome = _outcome(attempt, job, replace(context, world=world), lambda: False)
     if outcome.error is not None:
         raise outcome.error
     if outcome.result is None:
         raise Interrupted("stopped")
 
 
-def _begin(attempt: Attempt, packed: bytes) -> Workshop:
-    return with_threads(_unpacked(packed, attempt.cwd), attempt.threads)
+def _begin(attempt: Attempt, packed: bytes) -> tuple[Job, Context]:
+    jobs, context = _unpacked(packed, attempt.cwd)
+    return jobs[attempt.key], context.with_threads(attempt.threads)
 
 
-def _unpacked(packed: bytes, cwd: str) -> Workshop:
+def _unpacked(packed: bytes, cwd: str) -> tuple[dict[str, Job], Context]:
     with suppress(OSError):  # another machine may not have it
         os.chdir(cwd)
-    shop: Workshop = pickle.loads(packed)
-    return shop
+    jobs, context = pickle.loads(packed)
+    return jobs, context
 
 
-def _outcome(attempt: Attempt, shop: Workshop, signalled: Callable[[], bool]) -> Outcome:
-    listener = _Listener(attempt, shop)
+def _outcome(
+    attempt: Attempt, job: Job, context: Context, signalled: Callable[[], bool]
+) -> Outcome:
+    listener = _Listener(attempt, context.store.folder(job) / LEASE)
     try:
         result = execute(
-            attempt.job,
-            shop,
-            observe=_Teller(attempt),
+            job,
+            context,
+            observe=_Reporter(attempt),
             stopped=lambda: listener() or signalled(),
         )
-        if shop.world.is_main:  # it is finished: whoever else is still at it sees that, and ends
+        if context.world.is_main:  # finished: an older attempt that still runs sees that and ends
             listener.lease.unlink(missing_ok=True)
         return Outcome(result=result)
     except Interrupted:
@@ -143,22 +151,21 @@ def _outcome(attempt: Attempt, shop: Workshop, signalled: Callable[[], bool]) ->
         return Outcome(error=error)
 
 
-def _take_lease(attempt: Attempt, shop: Workshop) -> None:
-    """From here on this attempt, and no earlier one, may write into the job's folder.
+def _take_lease(attempt: Attempt, folder: Path) -> None:
+    """Let this attempt, and no earlier one, write into the job's folder.
 
-    Ray ends the processes of a node that it has given up, but one that is only cut off notices
-    that late: until then it would go on, side by side with the attempt that took its place.
+    Ray ends the processes of a node that it has given up, but a node that is only cut off notices
+    that late. Until then it would go on, beside the attempt that replaced it.
     """
-    folder = shop.store.folder(attempt.job)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / LEASE, attempt.name)
 
 
 class _Listener:
-    """Whether to stop, asked at every step and looked up now and then."""
+    """Answer whether to stop: called at every step, looked up now and then."""
 
-    def __init__(self, attempt: Attempt, shop: Workshop) -> None:
-        self.attempt, self.lease = attempt, shop.store.folder(attempt.job) / LEASE
+    def __init__(self, attempt: Attempt, lease: Path) -> None:
+        self.attempt, self.lease = attempt, lease
         self.answer = self._ask()
         self.looked, self.stop = time.monotonic(), False
 
@@ -193,12 +200,12 @@ class _Listener:
             return
         if holder != self.attempt.name:
             raise RunError(
-                f"the job {self.attempt.job.key[:16]} was given to another worker: {holder}",
+                f"the job {self.attempt.key[:16]} was given to another worker: {holder}",
                 "Nothing is lost: that one goes on from the last checkpoint.",
             )
 
 
-class _Teller:
+class _Reporter:
     """Progress, passed on now and then, and never waited for."""
 
     def __init__(self, attempt: Attempt) -> None:

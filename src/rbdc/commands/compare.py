@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
 
 from rbdc.commands.console import make_console
-from rbdc.errors import Interrupted
+from rbdc.commands.where import joined
 from rbdc.options import (
     Parser,
     add_settings,
@@ -17,6 +17,10 @@ from rbdc.options import (
     given_settings,
 )
 from rbdc.settings import SPEND, Cluster, Machine, Recipe, Request, read_recipe, split_settings
+
+if TYPE_CHECKING:
+    from rbdc.experiments.compare import Comparison
+    from rbdc.runs.run import Where
 
 
 def compare_parser() -> Parser:
@@ -50,16 +54,15 @@ def compare_parser() -> Parser:
 
 
 def compare_command(options: Namespace) -> None:
+    """Run a comparison, or continue it."""
     if options.protocols == ["list"]:
         _list_protocols()
         return
     from rbdc.experiments.compare import ComparisonSpec, prepare_comparison
-    from rbdc.training import join_world
-    from rbdc.training.world import leave_world
 
     given = given_settings(options, Request) | given_settings(options, Recipe)
     name = options.recipe or default_recipe(given)
-    asked = ComparisonSpec(
+    spec = ComparisonSpec(
         protocols=comma_separated(options.protocols),
         budgets=comma_separated_numbers("--budgets", options.budgets),
         standard_budgets=comma_separated_numbers("--standard-budgets", options.standard_budgets),
@@ -67,15 +70,10 @@ def compare_command(options: Namespace) -> None:
         tune=comma_separated_numbers("--tune", options.tune),
         tune_budget=options.tune_budget,
     )
-    machine = Machine(**given_settings(options, Machine))
+    settings = split_settings(read_recipe(name), given)
     output = options.output or Path("runs") / f"compare-{Path(name).stem}"
-    world = join_world(machine.device)
-    try:
-        settings = split_settings(read_recipe(name), given)
-        comparison = prepare_comparison(*settings, asked, world)
-        run_comparison(comparison, output, machine, options, world)
-    finally:
-        leave_world()
+    with joined(options) as where:
+        show_comparison(prepare_comparison(*settings, spec, where.world), output, options, where)
 
 
 def _list_protocols() -> None:
@@ -86,54 +84,49 @@ def _list_protocols() -> None:
         print(f"{name:16} {protocol.summary}{words}")
 
 
-def run_comparison(
-    comparison: Any, output: Path, machine: Machine, options: Namespace, world: Any
+def show_comparison(
+    comparison: "Comparison", output: Path, options: Namespace, where: "Where"
 ) -> None:
-    """Say what it costs; unless that is all, run what is not finished and show what there is."""
-    from rbdc.experiments.compare import unique
+    """Print what a comparison costs; unless that is all, run it and print its result."""
+    from rbdc.experiments.compare import run_comparison
+    from rbdc.experiments.results import flops_of
     from rbdc.report.compare import cost_lines, plan_lines
     from rbdc.report.live import LiveRun
+    from rbdc.runs.run import check
 
-    cluster = Cluster(**given_settings(options, Cluster))
-    places = {"machine": machine, "jobs": options.jobs, "cluster": cluster, "world": world}
+    setting, run = comparison.setting, comparison.run()
     if not options.dry_run:
-        comparison.check(output, **places)
-    planned = comparison.planned()
-    nodes = unique(planned)
-    console = make_console(quiet=not world.is_main or options.json)
-    alone, shared = comparison.flops(planned)
-    costs = cost_lines(len(planned), len(nodes), alone, shared, comparison.setting.baseline_flops)
-    setting = comparison.setting
+        check(run, output, where)
+    console = make_console(quiet=not where.world.is_main or options.json)
+    costs = cost_lines(
+        len(comparison.planned),
+        len(run.nodes),
+        *flops_of(comparison.planned),
+        setting.baseline_flops,
+    )
     about = (
         f"{setting.model} on {setting.data.name}, {setting.baseline_epochs:g} epochs of standard "
-        f"training; seeds {comparison.asked.seeds}"
+        f"training; seeds {comparison.spec.seeds}"
     )
     console.print(plan_lines(comparison.planned_rows()))
     console.print("\n".join([about, *costs, f"output {output}\n"]), highlight=False)
     if options.dry_run:
         return
     try:
-        with LiveRun(nodes, comparison.work(nodes), console) as live:
-            comparison.run(
-                output,
-                watch=live,
-                **places,
-                announce=lambda nodes: live.expect(nodes, comparison.work(nodes)),
-            )
-    except Interrupted:
-        if world.is_main:
-            _show_comparison(output, options, console)  # what there is
-        raise
-    if world.is_main:
-        _show_comparison(output, options, console)
+        with LiveRun(run.nodes, console) as live:
+            run_comparison(comparison, output, where, live, live.expect)
+    finally:  # of a comparison that was stopped, what there is
+        if where.world.is_main:
+            _print_result(output, options, console)
 
 
-def _show_comparison(output: Path, options: Namespace, console: Any) -> None:
-    from rbdc.experiments.results import read_summary
+def _print_result(output: Path, options: Namespace, console: Any) -> None:
+    from rbdc.disk import read_json
+    from rbdc.jobs.layout import RESULT
     from rbdc.report.compare import comparison_table, save_comparison_plots
     from rbdc.report.page import REPORT, write_report
 
-    summary = read_summary(output)
+    summary = read_json(output / RESULT)
     if summary is None:
         return
     if options.json:

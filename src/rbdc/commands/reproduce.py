@@ -1,14 +1,18 @@
 """`rbdc reproduce`: the paper's experiments, each a few comparisons."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
 
-from rbdc.commands.compare import run_comparison
+from rbdc.commands.compare import show_comparison
+from rbdc.commands.where import joined
 from rbdc.errors import RbdcError
-from rbdc.options import Parser, add_settings, given_settings, keyword_arguments
+from rbdc.options import Parser, add_settings, keyword_arguments
 from rbdc.settings import Cluster, Machine
+
+if TYPE_CHECKING:
+    from rbdc.experiments.compare import Comparison
 
 
 def reproduce_parser() -> Parser:
@@ -37,9 +41,8 @@ def reproduce_parser() -> Parser:
 
 
 def reproduce_command(options: Namespace) -> None:
+    """Run the comparisons of one experiment."""
     from rbdc.experiments.reproduce import imagenet_outline, prepare_case, read_experiment
-    from rbdc.training import join_world
-    from rbdc.training.world import leave_world
 
     experiment = read_experiment(options.experiment, options.scale)
     given = keyword_arguments(options.set, "--set")
@@ -51,30 +54,28 @@ def reproduce_command(options: Namespace) -> None:
                 "the paper's experiments need ImageNet", "Give its folder with --data PATH."
             )
         outline = imagenet_outline()
-    machine = Machine(**given_settings(options, Machine))
     output = options.output or Path("runs") / f"{options.experiment}-{options.scale}"
-    world = join_world(machine.device)
-    try:
-        cases = [
-            (case, prepare_case(case, given, seeds=options.seeds, world=world, data=outline))
+    with joined(options) as where:
+        cases = {
+            case.name: prepare_case(
+                case, given, seeds=options.seeds, world=where.world, data=outline
+            )
             for case in experiment.cases
-        ]
-        if world.is_main and not options.json:
+        }
+        speaks = where.world.is_main and not options.json
+        if speaks:
             print(experiment.head)
-        for case, comparison in cases:
-            if world.is_main and not options.json:
-                print(
-                    f"\n{case.name}: {comparison.setting.model} on {comparison.setting.data.name}"
-                )
-            if options.dry_run and world.is_main:
-                _hours(comparison, machine, options.images_per_second)
-            run_comparison(comparison, output / case.name, machine, options, world)
-    finally:
-        leave_world()
+        for name, comparison in cases.items():
+            if speaks:
+                print(f"\n{name}: {comparison.setting.model} on {comparison.setting.data.name}")
+            if options.dry_run and where.world.is_main:
+                _hours(comparison, where.machine, options.images_per_second)
+            show_comparison(comparison, output / name, options, where)
 
 
-def _hours(comparison: Any, machine: Machine, images_per_second: float | None) -> None:
-    """What a case would take, from the speed at which the target trains."""
+def _hours(comparison: "Comparison", machine: Machine, images_per_second: float | None) -> None:
+    """Print what a case would take, from the speed at which the target trains."""
+    from rbdc.experiments.results import flops_of
     from rbdc.jobs.measure import images_per_second as measured
     from rbdc.report.compare import hours_lines
 
@@ -82,8 +83,8 @@ def _hours(comparison: Any, machine: Machine, images_per_second: float | None) -
     measured_here = images_per_second is None
     if images_per_second is None:
         task = setting.training("target", 0, setting.baseline_epochs).task
-        images_per_second, _ = measured(task, setting.data, machine)
-    _, shared = comparison.flops(comparison.planned())
+        images_per_second, _ = measured(task, machine)
+    _, shared = flops_of(comparison.planned)
     passes = shared / setting.baseline_flops * setting.baseline_epochs
     images = passes * len(setting.data.train)
     print("\n".join(hours_lines(images / images_per_second, images_per_second, measured_here)))

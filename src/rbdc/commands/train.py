@@ -1,14 +1,17 @@
 """`rbdc train`: leaves, couplings, target; going on where a run was stopped."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 
 from rbdc.commands.console import make_console, show
-from rbdc.errors import RbdcError
+from rbdc.commands.where import joined
 from rbdc.options import Parser, add_settings, default_recipe, given_settings
 from rbdc.settings import Cluster, Machine, Recipe, Request, read_recipe, split_settings
+
+if TYPE_CHECKING:
+    from rbdc.experiments.train import Training
 
 
 def train_parser() -> Parser:
@@ -36,56 +39,40 @@ def train_parser() -> Parser:
 
 
 def train_command(options: Namespace) -> None:
+    """Train the tree, or continue it."""
+    from rbdc.experiments.train import prepare
     from rbdc.report.live import LiveRun
     from rbdc.report.page import REPORT, write_report
     from rbdc.report.run import result_lines
-    from rbdc.runs.prepare import prepare
-    from rbdc.training import join_world
-    from rbdc.training.world import leave_world
+    from rbdc.runs.run import check, execute
 
     given = given_settings(options, Request) | given_settings(options, Recipe)
     name = options.recipe or default_recipe(given)
-    request, recipe = split_settings(read_recipe(name), given)
-    machine = Machine(**given_settings(options, Machine))
-    cluster = Cluster(**given_settings(options, Cluster))
+    settings = split_settings(read_recipe(name), given)
     output = options.output or Path("runs") / Path(name).stem
-    if options.node and (options.jobs or cluster.engine != "local"):
-        raise RbdcError(
-            "--node trains one model in this process, and --jobs or --engine says how several run",
-            "Leave one of them out.",
-        )
-    world = join_world(machine.device)
-    try:
-        prepared = prepare(request, recipe, world)
-        places = {"machine": machine, "jobs": options.jobs, "cluster": cluster, "world": world}
-        prepared.check(output, **places)
-        if world.is_main:
-            _introduce(prepared, name, output)
+    with joined(options) as where:
+        training = prepare(*settings, where.world)
+        run = training.run()
+        check(run, output, where)
+        if where.world.is_main:
+            _introduce(training, name, output)
         if options.dry_run:
             return
-        console = make_console(quiet=not world.is_main)
-        with LiveRun(prepared.tree.all, prepared.work(), console) as live:
-            if options.node:
-                result = prepared.run_one(
-                    options.node, output, machine=machine, watch=live, world=world
-                )
-            else:
-                result = prepared.run(output, watch=live, **places)
-        if world.is_main and result:
+        with LiveRun(run.nodes, make_console(quiet=not where.world.is_main)) as live:
+            result = execute(run, output, where, live)
+        if where.world.is_main and result:
             print("\n" + "\n".join(result_lines(result, output)))
             print(f"open       {write_report([output], output / REPORT)}")
-    finally:
-        leave_world()
 
 
-def _introduce(prepared: Any, name: str, output: Path) -> None:
+def _introduce(training: "Training", name: str, output: Path) -> None:
     from rbdc.report.plan import plan_table
 
-    recipe, data = prepared.recipe, prepared.data
-    show(plan_table(prepared.plan))
+    recipe, data = training.setting.recipe, training.setting.data
+    show(plan_table(training.plan))
     print(
         f"recipe {name}: {recipe.opt}, learning rate {recipe.learning_rate:.3g} at a batch of "
-        f"{recipe.batch_size}, transition {', '.join(prepared.request.transition)}\n"
+        f"{recipe.batch_size}, transition {', '.join(training.setting.transition)}\n"
         f"data {data.name}: {len(data.train):,} training and {len(data.test):,} test images, "
         f"{len(data.class_names)} classes\n"
         f"output {output}\n"

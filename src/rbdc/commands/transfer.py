@@ -1,15 +1,20 @@
 """`rbdc transfer`: detection and instance segmentation with trained backbones."""
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
 
 from rbdc.commands.console import make_console
+from rbdc.commands.where import joined
 from rbdc.errors import RbdcError
 from rbdc.options import MODEL_KWARGS, Parser, add_settings, given_settings, keyword_arguments
 from rbdc.settings import Cluster, Machine
 from rbdc.settings.detection import DetectionRecipe, read_detection_recipe
+
+if TYPE_CHECKING:
+    from rbdc.transfer.prepare import Transfer
 
 
 def transfer_parser() -> Parser:
@@ -45,40 +50,31 @@ def transfer_parser() -> Parser:
 
 
 def transfer_command(options: Namespace) -> None:
-    import json
-
+    """Train the detectors, or continue them."""
     from rbdc.report.live import LiveRun
     from rbdc.report.page import REPORT, write_report
     from rbdc.report.transfer import transfer_table
-    from rbdc.training import join_world
-    from rbdc.training.world import leave_world
+    from rbdc.runs.run import check, execute
 
-    machine = Machine(**given_settings(options, Machine))
-    cluster = Cluster(**given_settings(options, Cluster))
     output = options.output or Path("runs") / f"transfer-{Path(options.recipe).stem}"
-    world = join_world(machine.device)
-    try:
-        prepared = _prepare(options)
-        places = {"machine": machine, "jobs": options.jobs, "cluster": cluster, "world": world}
-        prepared.check(output, **places)
-        shop = prepared.shop(output, machine, world)
-        console = make_console(quiet=not world.is_main or options.json)
-        _introduce(prepared, shop, options.recipe, output, console)
+    with joined(options) as where:
+        transfer = _prepare(options)
+        run = transfer.run()
+        check(run, output, where)
+        console = make_console(quiet=not where.world.is_main or options.json)
+        _introduce(transfer, options.recipe, output, console)
         if options.dry_run:
             return
-        nodes = prepared.nodes()
-        with LiveRun(nodes, shop.work(node.job for node in nodes), console) as live:
-            result = prepared.run(output, watch=live, **places)
-        if world.is_main:
+        with LiveRun(run.nodes, console) as live:
+            result = execute(run, output, where, live)
+        if where.world.is_main and result:
             if options.json:
                 print(json.dumps(result, indent=2))
             console.print(transfer_table(result, by_class=options.by_class))
             console.print(f"open {write_report([output], output / REPORT)}", highlight=False)
-    finally:
-        leave_world()
 
 
-def _prepare(options: Namespace) -> Any:
+def _prepare(options: Namespace) -> "Transfer":
     from rbdc.transfer.jobs import find_backbone
     from rbdc.transfer.prepare import open_splits, prepare_transfer
 
@@ -107,13 +103,20 @@ def _prepare(options: Namespace) -> Any:
         recipe,
         seed=options.seed,
         seeds=options.seeds,
+        request={
+            "backbones": places,
+            "data": [str(path) for path in ([options.data] if options.data else splits)],
+            **recipe.to_json(),
+            "seed": options.seed,
+            "seeds": options.seeds,
+        },
     )
 
 
-def _introduce(prepared: Any, shop: Any, name: str, output: Path, console: Any) -> None:
+def _introduce(transfer: "Transfer", name: str, output: Path, console: Any) -> None:
     from rbdc.report.units import readable_flops
 
-    recipe, splits = prepared.recipe, prepared.splits
+    recipe, splits = transfer.recipe, transfer.splits
     say = lambda text: console.print(text, highlight=False, soft_wrap=True)  # noqa: E731
     for title, split in (("train", splits.train), ("val", splits.val)):
         dropped = ", ".join(f"{count} x {why}" for why, count in split.dropped.items())
@@ -121,11 +124,8 @@ def _introduce(prepared: Any, shop: Any, name: str, output: Path, console: Any) 
             f"{title}: {len(split.pictures):,} images, {split.objects:,} objects of "
             f"{len(split.class_names)} classes" + (f"; dropped: {dropped}" if dropped else "")
         )
-    seen: dict[str, Any] = {}
-    for node in prepared.nodes():
-        seen.setdefault(node.job.backbone.name, node.job)
-    for backbone, job in seen.items():
-        cost = shop.cost(job)
+    for backbone, job in {job.backbone.name: job for job in transfer.jobs.values()}.items():
+        cost = job.cost
         say(
             f"{backbone}: {job.backbone.spec}, with the heads {cost.total_parameters / 1e6:.1f} M "
             f"parameters, {readable_flops(cost.total_flops)} an image of "

@@ -3,28 +3,25 @@
 Jobs that several trials need are done once, and counted for each of them.
 """
 
-import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from rbdc.data import DataSet
-from rbdc.errors import Interrupted, PlanError, RbdcError, TrainingError
-from rbdc.experiments.results import TUNING_SEED, Entry, read_summary, row_of, write_results
-from rbdc.experiments.statistics import STANDARD, flops_to_reach, plain, summarize
+from rbdc.errors import PlanError, RbdcError, TrainingError
+from rbdc.experiments.results import TUNING_SEED, Entry, row_of, summary_of, unique
+from rbdc.experiments.setting import make_setting
+from rbdc.experiments.statistics import STANDARD
 from rbdc.growth import Protocol, Setting, parse_protocol
-from rbdc.jobs.engine import Engine, Event, Watcher
-from rbdc.jobs.job import TrainJob
+from rbdc.jobs.engine import Watcher
+from rbdc.jobs.job import Node
 from rbdc.jobs.layout import JOBS
 from rbdc.jobs.store import Store
-from rbdc.jobs.tree import Node
-from rbdc.jobs.workshop import TreeWorkshop, own_flops, subtree_flops
-from rbdc.models import family
-from rbdc.runs.prepare import open_and_fit
-from rbdc.runs.run import check_run, run_nodes
+from rbdc.jobs.train import TrainJob
+from rbdc.runs.run import Result, Run, Where, start
 from rbdc.settings import Cluster, Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World
 
@@ -64,32 +61,38 @@ class ComparisonSpec:
         return tuple(dict.fromkeys((*self.budgets, *more)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """A comparison that is ready to start: everything is checked, nothing is written yet."""
 
-    asked: ComparisonSpec
+    spec: ComparisonSpec
+    request: Request
     setting: Setting
     protocols: Mapping[str, Protocol]
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Learning rates that tuning found, by protocol; without one, the recipe's."""
     published: Mapping[str, float] = field(default_factory=dict)
     """What others have reported, by 'protocol budget'."""
 
-    def entries(self, rates: Mapping[str, float]) -> list[Entry]:
+    @cached_property
+    def entries(self) -> list[Entry]:
         """Every protocol, budget and seed, at the learning rate of the protocol."""
+        spec, rate = self.spec, self.setting.recipe.learning_rate
         return [
-            self._entry(protocol, budget, seed, rates[protocol])
-            for budget in dict.fromkeys((*self.asked.budgets, *self.asked.standard_budgets))
-            for seed in range(self.asked.seeds)
+            self._entry(protocol, budget, seed, self.rates.get(protocol, rate))
+            for budget in dict.fromkeys((*spec.budgets, *spec.standard_budgets))
+            for seed in range(spec.seeds)
             for protocol in self.protocols
-            if budget in self.asked.budgets_of(protocol)
+            if budget in spec.budgets_of(protocol)
         ]
 
+    @cached_property
     def tuning(self) -> list[Entry]:
         """Every protocol at every learning rate, with a seed that no result has."""
-        budget = self.asked.tune_budget or max(self.asked.budgets)
+        budget = self.spec.tune_budget or max(self.spec.budgets)
         return [
             self._entry(protocol, budget, TUNING_SEED, rate)
-            for rate in self.asked.tune
+            for rate in self.spec.tune
             for protocol in self.protocols
         ]
 
@@ -100,196 +103,80 @@ class Comparison:
         trial = self.protocols[protocol].trial(replace(self.setting, recipe=recipe), budget, seed)
         return Entry(protocol=protocol, budget=budget, seed=seed, trial=trial, lr=lr)
 
-    def same_rate(self) -> dict[str, float]:
-        """The recipe's learning rate for all."""
-        return dict.fromkeys(self.protocols, self.setting.recipe.learning_rate)
-
+    @property
     def planned(self) -> list[Entry]:
-        """All that will run, as far as it is known: tuning may change the rates, not the costs."""
-        return self.tuning() + self.entries(self.same_rate())
+        """All that will run, as far as it is known: tuning changes the rates, not the costs."""
+        return [*self.tuning, *self.entries]
 
     def planned_rows(self) -> list[dict[str, Any]]:
-        """What one seed's trials are, before anything has run."""
-        entries = [e for e in self.entries(self.same_rate()) if e.seed == 0]
-        return [row_of(entry, self.setting, Store(Path())) for entry in entries]
+        """Return what one seed's trials are, before anything has run."""
+        entries = [entry for entry in self.entries if entry.seed == 0]
+        return [row_of(entry, self.setting, Store(Path(JOBS))) for entry in entries]
 
-    def flops(self, entries: Sequence[Entry]) -> tuple[float, float]:
-        """What the entries cost one by one, and what they cost with shared jobs done once."""
-        counted = (len(self.setting.data.train), self.setting.counter)
-        alone = sum(subtree_flops(entry.trial.target.job, *counted) for entry in entries)
-        shared = sum(own_flops(node.job, *counted) for node in unique(entries))
-        return alone, shared
-
-    def work(self, nodes: Sequence[Node]) -> dict[str, float]:
-        """FLOPs of each job, by its key."""
-        shop = self._shop(Path(), Machine(), None)
-        return shop.work(node.job for node in nodes)
-
-    def record(self) -> dict[str, Any]:
-        """What must be equal when a folder is used again; protocols, budgets and seeds may be
-        added to."""
-        setting = self.setting
-        data = setting.data.to_json()
-        content = {
-            "setting": {
-                "model": setting.model.to_json(),
-                "recipe": setting.recipe.to_json(),
-                "data_set": {k: v for k, v in data.items() if k not in ("name", "skipped")},
-                "baseline_epochs": setting.baseline_epochs,
-                "baseline_flops": self.setting.baseline_flops,
-                "ratio": setting.ratio,
-                "counter": setting.counter,
-                "transition": list(setting.transition),
-                "carry_warmup_epochs": setting.carry_warmup_epochs,
-                "narrow_lr": setting.narrow_lr,
-            }
-        }
-        return dict(json.loads(json.dumps(content)))
-
-    def check(
-        self,
-        output: Path,
-        *,
-        machine: Machine,
-        jobs: int | None = None,
-        cluster: Cluster | None = None,
-        world: World | None = None,
-    ) -> None:
-        """Refuse what cannot work; nothing is written."""
-        shop = self._shop(output, machine, world)
-        check_run(unique(self.planned()), shop, output, jobs, cluster)
-
-    def _shop(self, output: Path, machine: Machine, world: World | None) -> TreeWorkshop:
-        return TreeWorkshop(
-            store=Store(output / JOBS),
-            data=self.setting.data,
-            machine=machine,
-            world=world or World(),
-            counter=self.setting.counter,
+    def run(self, entries: Sequence[Entry] | None = None) -> Run:
+        """Return what is run: tuning and all entries, or some entries alone."""
+        chosen = self.planned if entries is None else entries
+        return Run(
+            kind="compare",
+            nodes=unique([node for entry in chosen for node in entry.named_nodes]),
+            request={
+                **asdict(self.request),
+                **self.setting.recipe.to_json(),
+                "compare": asdict(self.spec),
+            },
+            identity={"setting": self.setting.to_json()},  # protocols, budgets, seeds may be added
+            data=self.setting.data.to_json(),
+            result=self._result,
+            targets=frozenset(entry.trial.target.job.key for entry in chosen),
+            skips_failures=True,
         )
 
-    def run(
-        self,
-        output: Path,
-        *,
-        machine: Machine,
-        watch: Watcher,
-        jobs: int | None = None,
-        cluster: Cluster | None = None,
-        engine: Engine | None = None,
-        world: World | None = None,
-        announce: Callable[[Sequence[Node]], None] = lambda _nodes: None,
-    ) -> dict[str, Any]:
-        """Run it in `output`, or go on with it there; the summary.
+    def _result(self, output: Path) -> Result:
+        return summary_of(
+            self.setting, self.entries, output, tuned=self.tuning, published=self.published
+        )
 
-        `announce` is told which jobs come: with tuning twice, because rates follow from results.
-
-        Trainings that fail (a loss that is not finite) are missing from the summary, with the
-        others done all the same.
-        """
-        shop = self._shop(output, machine, world)
-
-        def run(entries: Sequence[Entry], watch: Watcher) -> None:
-            nodes = unique(entries)
-            announce(nodes)
-            try:
-                run_nodes(
-                    nodes,
-                    shop,
-                    output,
-                    request=self.record(),
-                    watch=watch,
-                    finish=lambda: None,
-                    jobs=jobs,
-                    cluster=cluster,
-                    engine=engine,
-                )
-            except TrainingError as error:
-                warnings.warn(f"a training failed, its result is missing: {error}", stacklevel=2)
-
-        rates, tuned = self.same_rate(), []
-        if self.asked.tune:
-            tuned = self.tuning()
-            run(tuned, watch)
-            rates = self._best_rates(tuned, shop.store)
-        entries = self.entries(rates)
-
-        def summarized() -> dict[str, Any]:
-            summary = self.summary(entries, tuned, shop.store, read_summary(output))
-            if shop.world.is_main:
-                write_results(output, summary)
-            return summary
-
-        targets = {entry.trial.target.job.key for entry in entries}
-
-        def watched(event: Event) -> None:
-            watch(event)
-            if event.kind == "finished" and event.key in targets:
-                summarized()  # of what there is: for those who look on, and for a killed run
-
-        try:
-            run([*tuned, *entries], watched)
-        except Interrupted:
-            summarized()
-            raise
-        return summarized()
-
-    def _best_rates(self, tuned: Sequence[Entry], store: Store) -> dict[str, float]:
-        rates = {}
+    def tuned(self, output: Path) -> "Comparison":
+        """Return the comparison with each protocol at the best of the rates tried in `output`."""
+        store, rates = Store(output / JOBS), {}
         for protocol in self.protocols:
             scores = {
                 entry.lr: (store.result(entry.trial.target.job) or {}).get("top1")
-                for entry in tuned
+                for entry in self.tuning
                 if entry.protocol == protocol
             }
             known = {lr: top1 for lr, top1 in scores.items() if top1 is not None}
             if not known:
                 raise TrainingError(
-                    f"{protocol} failed at every learning rate of {self.asked.tune}",
+                    f"{protocol} failed at every learning rate of {self.spec.tune}",
                     "Try lower ones.",
                 )
             rates[protocol] = max(known, key=lambda lr: known[lr])
-        return rates
-
-    def summary(
-        self,
-        entries: Sequence[Entry],
-        tuned: Sequence[Entry],
-        store: Store,
-        before: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Rows, the table, and FLOPs to reach standard training's accuracy.
-
-        What the folder had `before`, and is not asked for now, stays.
-        """
-        rows = [row_of(entry, self.setting, store) for entry in entries]
-        asked = {(row["protocol"], row["budget"], row["seed"]) for row in rows}
-        rows += [
-            row
-            for row in (before or {}).get("rows", [])
-            if (row["protocol"], row["budget"], row["seed"]) not in asked
-        ]
-        reached = {
-            name: {key: plain(value) for key, value in found.items()}
-            for name, found in flops_to_reach(rows).items()
-        }
-        alone, shared = self.flops(entries)
-        return {
-            **self.record()["setting"],
-            "rows": rows,
-            "lines": summarize(rows),
-            "flops_to_reach": reached,
-            "published": dict(self.published),
-            "tuning": [row_of(entry, self.setting, store) for entry in tuned],
-            "tuning_flops": self.flops(tuned)[1] / self.setting.baseline_flops,
-            "flops_counted": alone / self.setting.baseline_flops,
-            "flops_spent": shared / self.setting.baseline_flops,
-        }
+        return replace(self, rates=rates)
 
 
-def unique(entries: Sequence[Entry]) -> list[Node]:
-    """The jobs of all entries, each once, parents first."""
-    return list({node.job.key: node for entry in entries for node in entry.nodes}.values())
+def run_comparison(
+    comparison: Comparison,
+    output: Path,
+    where: Where,
+    watch: Watcher = lambda _event: None,
+    expect: Callable[[Sequence[Node]], None] = lambda _nodes: None,
+) -> Result:
+    """Run a comparison in `output`, or continue it there, and return its result.
+
+    With tuning there are two rounds, because rates follow from results. `expect` is told which
+    nodes come in each. Trainings that fail (a loss that is not finite) are missing in the result.
+    """
+    if comparison.spec.tune:
+        tuning = comparison.run(comparison.tuning)
+        expect(tuning.nodes)
+        start(tuning, output, where, watch)
+        comparison = comparison.tuned(output)
+    run = comparison.run()
+    expect(run.nodes)
+    result = start(run, output, where, watch)
+    assert result is not None
+    return result
 
 
 def compare(
@@ -300,50 +187,39 @@ def compare(
     jobs: int | None = None,
     cluster: Cluster | None = None,
     watch: Watcher = lambda _event: None,
-    asked: ComparisonSpec | None = None,
+    spec: ComparisonSpec | None = None,
     **settings: Any,
-) -> dict[str, Any]:
-    """Compare protocols, as `rbdc compare` does, and return the summary.
+) -> Result:
+    """Compare protocols, as `rbdc compare` does, and return the result.
 
-    `compare("runs/c", asked=ComparisonSpec(protocols=("standard", "rbdc:2"), seeds=5), lr=0.005)`;
-    `settings` override the recipe's. The same call goes on with what was stopped.
+    `compare("runs/c", spec=ComparisonSpec(protocols=("standard", "rbdc:2"), seeds=5), lr=0.005)`;
+    `settings` override the recipe's. The same call continues what was stopped.
     """
     chosen = split_settings(read_recipe(recipe), settings)
-    comparison = prepare_comparison(*chosen, asked or ComparisonSpec())
-    return comparison.run(
-        Path(output), machine=machine or Machine(), watch=watch, jobs=jobs, cluster=cluster
-    )
+    comparison = prepare_comparison(*chosen, spec or ComparisonSpec())
+    where = Where(machine=machine or Machine(), cluster=cluster or Cluster(), jobs=jobs)
+    return run_comparison(comparison, Path(output), where, watch)
 
 
 def prepare_comparison(
     request: Request,
     recipe: Recipe,
-    asked: ComparisonSpec,
+    spec: ComparisonSpec,
     world: World | None = None,
     data: DataSet | None = None,
 ) -> Comparison:
-    """Open the data and fit the model; whatever does not fit a protocol is said here."""
-    data, spec = open_and_fit(request, recipe, world or World(), data)
-    setting = Setting(
-        model=spec,
-        recipe=recipe,
-        data=data,
-        baseline_epochs=request.baseline_epochs or family(spec).baseline_epochs,
-        ratio=request.ratio,
-        counter=request.counter,
-        transition=request.transition,
-        carry_warmup_epochs=request.carry_warmup_epochs,
-        narrow_lr=request.narrow_lr,
-        allow_inexact=request.allow_inexact,
-    )
-    protocols = {text: parse_protocol(text) for text in asked.protocols}
+    """Open the data and fit the model; refuse what does not fit a protocol."""
+    setting = make_setting(request, recipe, world or World(), data)
+    protocols = {text: parse_protocol(text) for text in spec.protocols}
     for text, protocol in protocols.items():
         try:
             protocol.check(setting)
         except RbdcError as error:
-            raise PlanError(f"{text} does not fit {spec}: {error.problem}", error.remedy) from None
-    comparison = Comparison(asked=asked, setting=setting, protocols=protocols)
-    for entry in comparison.planned():
+            raise PlanError(
+                f"{text} does not fit {setting.model}: {error.problem}", error.remedy
+            ) from None
+    comparison = Comparison(spec=spec, request=request, setting=setting, protocols=protocols)
+    for entry in comparison.planned:
         _check_steps(entry, setting)
     return comparison
 

@@ -82,17 +82,17 @@ def prepare_case(
     """The comparison of a case. `given` are settings that go before the file's, data for one."""
     settings = {**case.settings, **(case.with_data if "data" in given else {}), **given}
     request, recipe = split_settings(read_recipe(case.recipe), settings)
-    asked = ComparisonSpec(
+    spec = ComparisonSpec(
         protocols=case.protocols,
         budgets=case.budgets or (1.0,),
         standard_budgets=case.standard_budgets,
         seeds=seeds or case.seeds,
     )
-    comparison = prepare_comparison(request, recipe, asked, world, data)
+    comparison = prepare_comparison(request, recipe, spec, world, data)
     if case.narrow_epochs:
         budgets = tuple(_budget(comparison.setting, epochs) for epochs in case.narrow_epochs)
-        comparison = replace(comparison, asked=replace(asked, budgets=budgets))
-    return replace(comparison, published=_published(case, comparison.asked))
+        comparison = replace(comparison, spec=replace(spec, budgets=budgets))
+    return replace(comparison, published=_published(case, comparison.spec))
 
 
 def _budget(setting: Setting, narrow_epochs: float) -> float:
@@ -101,11 +101,11 @@ def _budget(setting: Setting, narrow_epochs: float) -> float:
     return narrow_epochs * narrow / setting.baseline_cost
 
 
-def _published(case: Case, asked: ComparisonSpec) -> dict[str, float]:
+def _published(case: Case, spec: ComparisonSpec) -> dict[str, float]:
     return {
         f"{protocol} {budget:g}": value / 100
         for protocol, values in case.published.items()
-        for budget, value in zip(asked.budgets_of(protocol), values, strict=False)
+        for budget, value in zip(spec.budgets_of(protocol), values, strict=False)
         if value is not None
     }
 

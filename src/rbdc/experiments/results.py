@@ -1,27 +1,28 @@
-"""What a comparison leaves: a row for each trial, the table, and the files they are in."""
+"""The result of trials: a row for each of them, the table, and the files they are written to."""
 
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rbdc.disk import read_json, write_json, write_text
+from rbdc.disk import read_json, write_text
+from rbdc.experiments.statistics import flops_to_reach, plain, summarize
 from rbdc.growth import Setting, Trial
-from rbdc.jobs.job import TrainJob
+from rbdc.jobs.job import Node
+from rbdc.jobs.layout import JOBS, RESULT
 from rbdc.jobs.store import Store
-from rbdc.jobs.tree import Node
-from rbdc.jobs.workshop import own_flops
+from rbdc.jobs.train import TrainJob
 
-TUNING_SEED = 2**32
-ROWS, TABLE, SUMMARY = "results.jsonl", "results.csv", "summary.json"
+TUNING_SEED = 2**32  # no result has it
+ROWS, TABLE = "results.jsonl", "results.csv"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One cell of the comparison."""
+    """One trial: a protocol at a budget with a seed and a learning rate."""
 
     protocol: str
     budget: float
@@ -30,22 +31,32 @@ class Entry:
     lr: float
 
     @property
-    def nodes(self) -> Iterator[Node]:
-        """With names that say whose they are."""
+    def named_nodes(self) -> Iterator[Node]:
+        """The trial's nodes, with names that say which trial they belong to."""
         trial = f"lr {self.lr:g}" if self.seed == TUNING_SEED else f"seed {self.seed}"
         for node in self.trial.nodes:
             yield replace(node, name=f"{self.protocol} {self.budget:.3g} {trial}: {node.name}")
 
 
+def unique(nodes: Iterator[Node] | Sequence[Node]) -> list[Node]:
+    """Return the nodes with each job once, parents first."""
+    return list({node.job.key: node for node in nodes}.values())
+
+
+def flops_of(entries: Sequence[Entry]) -> tuple[float, float]:
+    """Return what the entries cost one by one, and with shared jobs computed once."""
+    alone = sum(entry.trial.target.job.total_flops for entry in entries)
+    nodes = unique([node for entry in entries for node in entry.trial.nodes])
+    return alone, sum(node.job.flops for node in nodes)
+
+
 def row_of(entry: Entry, setting: Setting, store: Store) -> dict[str, Any]:
-    """What came out of a trial; the accuracy is None if it is not finished."""
-    images = len(setting.data.train)
-    counted = (images, setting.counter)
+    """Return the result of a trial; scores are None if it is not finished."""
     levels: dict[int, float] = {}
     epochs: dict[str, list[float]] = {}
     passes = method = seconds = 0.0
     for node in entry.trial.nodes:
-        flops = own_flops(node.job, *counted) / setting.baseline_flops
+        flops = node.job.flops / setting.baseline_flops
         levels[node.level] = levels.get(node.level, 0.0) + flops
         seconds += (store.result(node.job) or {}).get("seconds", 0.0)
         if isinstance(node.job, TrainJob):
@@ -54,6 +65,7 @@ def row_of(entry: Entry, setting: Setting, store: Store) -> dict[str, Any]:
         else:
             method += flops
     result = store.result(entry.trial.target.job) or {}
+    images = len(setting.data.train)
     return {
         "protocol": entry.protocol,
         "budget": entry.budget,
@@ -74,9 +86,47 @@ def row_of(entry: Entry, setting: Setting, store: Store) -> dict[str, Any]:
     }
 
 
-def write_results(output: Path, summary: Mapping[str, Any]) -> None:
-    """results.jsonl and results.csv with a row a trial, and summary.json with everything."""
-    rows = summary["rows"]
+def summary_of(
+    setting: Setting,
+    entries: Sequence[Entry],
+    output: Path,
+    *,
+    tuned: Sequence[Entry] = (),
+    published: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Return rows, the table and FLOPs to reach standard training's accuracy; write the rows.
+
+    Rows that the folder had before and that are not asked for now stay.
+    """
+    store, baseline = Store(output / JOBS), setting.baseline_flops
+    rows = [row_of(entry, setting, store) for entry in entries]
+    asked = {(row["protocol"], row["budget"], row["seed"]) for row in rows}
+    rows += [
+        row
+        for row in (read_json(output / RESULT) or {}).get("rows", [])
+        if (row["protocol"], row["budget"], row["seed"]) not in asked
+    ]
+    reached = {
+        name: {key: plain(value) for key, value in found.items()}
+        for name, found in flops_to_reach(rows).items()
+    }
+    alone, shared = flops_of(entries)
+    _write_rows(output, rows)
+    return {
+        **setting.to_json(),
+        "rows": rows,
+        "lines": summarize(rows),
+        "flops_to_reach": reached,
+        "published": dict(published or {}),
+        "tuning": [row_of(entry, setting, store) for entry in tuned],
+        "tuning_flops": flops_of(tuned)[1] / baseline,
+        "flops_counted": alone / baseline,
+        "flops_spent": shared / baseline,
+    }
+
+
+def _write_rows(output: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write results.jsonl and results.csv, a row per trial."""
     write_text(output / ROWS, "".join(json.dumps(row) + "\n" for row in rows))
     text = io.StringIO()
     table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
@@ -86,8 +136,3 @@ def write_results(output: Path, summary: Mapping[str, Any]) -> None:
             {k: json.dumps(v) if isinstance(v, dict | list) else v for k, v in row.items()}
         )
     write_text(output / TABLE, text.getvalue())
-    write_json(output / SUMMARY, summary)
-
-
-def read_summary(output: Path) -> dict[str, Any] | None:
-    return read_json(output / SUMMARY)

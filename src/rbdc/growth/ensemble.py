@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from rbdc.growth.protocol import Protocol, Setting, Trial
-from rbdc.jobs.job import GrowJob
+from rbdc.jobs.grow import GrowJob
+from rbdc.jobs.job import Node
 from rbdc.jobs.method import Grown, GrowthContext, Method, Parent
-from rbdc.jobs.tree import Node
 from rbdc.models import ModelSpec, check_steps
 
 
@@ -50,7 +50,9 @@ class Ensemble(Protocol):
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
         epochs = budget * setting.baseline_cost / (2 * setting.forward_flops(0.5))
         names = ("1.0", "1.1")
-        members = tuple(setting.training(name, seed, epochs) for name in names)
+        members = tuple(
+            setting.training(name, seed, epochs, model=setting.narrow) for name in names
+        )
         target = GrowJob(model=setting.model, parents=members, method=Averaging())
         return Trial(
             nodes=(

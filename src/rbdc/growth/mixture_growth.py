@@ -18,9 +18,10 @@ from rbdc.coupling import couple, couple_tensor, layout_of
 from rbdc.coupling.layout import heads_of
 from rbdc.errors import PlanError
 from rbdc.growth.protocol import MEMBER_EPOCHS, WIDE_EPOCHS, Protocol, Setting, Trial
-from rbdc.jobs.job import GrowJob, TrainJob
+from rbdc.jobs.grow import GrowJob
+from rbdc.jobs.job import Node
 from rbdc.jobs.method import Grown, GrowthContext, Kept, Method, Parent
-from rbdc.jobs.tree import Node
+from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, build_empty, check_steps
 from rbdc.models.templates import Mixed, mixtures_of
 from rbdc.settings import Recipe
@@ -121,6 +122,7 @@ class MixtureGrowth(Protocol):
                 f"1.{index}",
                 seed,
                 epochs[index],
+                model=setting.narrow,
                 schedule_epochs=epochs[0] if epochs[index] < epochs[0] else None,
                 templates=self.templates,
                 keeps=Mixtures.keeps,

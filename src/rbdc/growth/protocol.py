@@ -4,86 +4,134 @@ Every protocol has this one signature, so that comparing them is a loop: a setti
 seed in; jobs out, the narrow models' among them, because everyone pays for his parents.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self
 
-from rbdc.data import DataSet, derive_seed
+from rbdc.data import DataSet, ImageFormat, derive_seed
 from rbdc.errors import PlanError
-from rbdc.jobs.coupling import TransitionName
-from rbdc.jobs.job import GrowJob, TrainJob
-from rbdc.jobs.method import Method
-from rbdc.jobs.tree import Node
+from rbdc.jobs.grow import GrowJob
+from rbdc.jobs.job import Node
+from rbdc.jobs.method import Kept, Method
+from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, check_steps
-from rbdc.plan import CounterName, forward_flops, training_flops
-from rbdc.settings import Recipe
-from rbdc.training import Task
+from rbdc.plan import CounterName, Plan, forward_flops, training_flops
+from rbdc.settings import Recipe, Request
+from rbdc.training import Task, image_format
+from rbdc.training.teacher import Teacher
+
+TransitionName = Literal["restart", "carry"]
 
 # The published comparison on ResNet-50D (0.616 of 90 epochs): MixtureGrowth's members have 90 and
 # 74 epochs, the wide model 14. A single parent of 90 leaves 32.7 for the wide model.
 MEMBER_EPOCHS, WIDE_EPOCHS, SINGLE_PARENT_EPOCHS = (90, 74), 14, 32.7
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all protocols of a comparison have in common."""
+    """What all protocols of a run have in common. The defaults are those of `Request`."""
 
     model: ModelSpec
     recipe: Recipe
     data: DataSet
     baseline_epochs: float
-    """Of standard training; a budget is relative to it."""
-    ratio: float = 2.0
+    """Epochs of standard training, which budgets are relative to."""
+    teacher: Teacher | None = None
+    ratio: float = Request.ratio
     """Epochs of a wide model over its parents'."""
-    counter: CounterName = "fvcore+sdpa"
-    transition: tuple[TransitionName, ...] = ("restart",)
-    carry_warmup_epochs: float = 1.0
-    narrow_lr: float = 1.0
-    """RBDC's: of a narrow model, over that of a model of twice its width."""
-    allow_inexact: bool = False
+    counter: CounterName = Request.counter
+    transition: tuple[TransitionName, ...] = Request.transition
+    carry_warmup_epochs: float = Request.carry_warmup_epochs
+    narrow_lr: float = Request.narrow_lr
+    """Learning rate of a narrow model over that of a model of twice its width, in RBDC."""
+    allow_inexact: bool = Request.allow_inexact
+
+    @cached_property
+    def image(self) -> ImageFormat:
+        """The images that models of every width take."""
+        return image_format(self.model, self.recipe, self.data)
+
+    @property
+    def narrow(self) -> ModelSpec:
+        """The model at half its width."""
+        return self.model.scaled(0.5)
 
     def forward_flops(self, width: float = 1.0) -> int:
-        """Of the model at a fraction of its width."""
+        """Return the FLOPs of one image through the model at a fraction of its width."""
         return forward_flops(self.model.scaled(width), counter=self.counter)
 
     @property
     def baseline_cost(self) -> float:
-        """Of standard training, in forward passes over the data times FLOPs."""
+        """Cost of standard training, in forward FLOPs per image times epochs."""
         return self.baseline_epochs * self.forward_flops()
 
     @property
     def baseline_flops(self) -> float:
-        """Of standard training: what a budget is relative to."""
+        """FLOPs of standard training, which budgets are relative to."""
         return training_flops(self.forward_flops(), self.baseline_epochs, len(self.data.train))
 
     @property
     def steps_per_epoch(self) -> int:
+        """Updates per pass over the training images."""
         return len(self.data.train) // self.recipe.batch_size
 
-    def training(self, name: str, seed: int, epochs: float, **options: Any) -> TrainJob:
-        """A training of a place in the tree: names as in a run's, such as 1.0 or target.
+    def training(
+        self,
+        name: str,
+        seed: int,
+        epochs: float,
+        *,
+        model: ModelSpec | None = None,
+        initial: GrowJob | None = None,
+        keeps: Kept = "",
+        **options: Any,
+    ) -> TrainJob:
+        """Return the training of a model by its name in the tree, such as 1.0 or target.
 
-        `options` are TrainJob's and Task's. Equal places with equal options are one job, whichever
-        protocol asks for it.
+        `options` are Task's. Equal names with equal options give one job, whichever protocol asks
+        for it.
         """
         level, index = (0, 0) if name == "target" else map(int, name.split("."))
-        of_task = {"recipe", "warmup_epochs", "anneal", "schedule_epochs", "templates"}
-        recipe = options.get("recipe", self.recipe)
+        recipe = options.pop("recipe", self.recipe)
+        own_seed = derive_seed(seed, "node", level, index)
         task = Task(
-            model=self.model.scaled(0.5**level),
+            model=model or self.model,
+            recipe=recipe,
+            image=self.image,
             epochs=epochs,
-            seed=derive_seed(seed, "node", level, index),
-            **{
-                "recipe": recipe,
-                "warmup_epochs": recipe.warmup_epochs,
-                **{key: value for key, value in options.items() if key in of_task},
-            },
+            seed=own_seed,
+            **{"warmup_epochs": recipe.warmup_epochs, **options},
         )
-        others = {key: value for key, value in options.items() if key not in of_task}
         return TrainJob(
-            task=task, data=self.data.fingerprint, class_names=self.data.class_names, **others
+            task=task,
+            data=self.data,
+            initial=initial,
+            teacher=self.teacher,
+            keeps=keeps,
+            counter=self.counter,
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what decides results, wherever the data lies and whatever it is called there."""
+        data = self.data.to_json()
+        content = {
+            "model": self.model.to_json(),
+            "recipe": self.recipe.to_json(),
+            "data_set": {k: v for k, v in data.items() if k not in ("name", "skipped")},
+            "baseline_epochs": self.baseline_epochs,
+            "baseline_flops": self.baseline_flops,
+            "teacher": self.teacher.sha256 if self.teacher else None,
+            "ratio": self.ratio,
+            "counter": self.counter,
+            "transition": list(self.transition),
+            "carry_warmup_epochs": self.carry_warmup_epochs,
+            "narrow_lr": self.narrow_lr,
+            "allow_inexact": self.allow_inexact,
+        }
+        return dict(json.loads(json.dumps(content)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,9 +139,12 @@ class Trial:
     """The jobs of one protocol, budget and seed, parents first; the last one's model is judged."""
 
     nodes: tuple[Node, ...]
+    plan: Plan | None = None
+    """The stages, where the protocol has planned them."""
 
     @property
     def target(self) -> Node:
+        """The node of the model that is judged."""
         return self.nodes[-1]
 
 
@@ -170,7 +221,7 @@ class OneParent(Protocol):
         ratio = self.ratio if self.ratio is not None else setting.ratio
         both = setting.forward_flops(0.5) + ratio * setting.forward_flops()
         epochs = budget * setting.baseline_cost / both  # the same for all who have one parent
-        parent = setting.training("1.0", seed, epochs, keeps=method.keeps)
+        parent = setting.training("1.0", seed, epochs, model=setting.narrow, keeps=method.keeps)
         wide_steps = ratio * epochs * setting.steps_per_epoch
         steps = max(1, round(self.search * wide_steps)) if self.search else 0
         wide_epochs = (wide_steps - steps * method.cost) / setting.steps_per_epoch

@@ -1,20 +1,89 @@
-"""RBDC itself, by any number of recursive steps."""
+"""RBDC itself: narrow models coupled in pairs and trained on, by any number of recursive steps.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+A coupling can treat the trainings on its two sides in two ways. `restart` is the paper's: each
+model is trained through its whole annealed schedule, the optimizer state is dropped, and the wide
+model's schedule starts again with its warm-up. `carry` is ours: narrow models stay at their peak
+learning rate, their optimizer moments are coupled by the rules of the weights, the wide model
+continues after a short warm-up, and only the target anneals.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from rbdc.coupling import OffDiagonal
-from rbdc.errors import PlanError
-from rbdc.growth.protocol import Protocol, Setting, Trial
-from rbdc.jobs.coupling import TransitionName
-from rbdc.jobs.tree import grow_tree
-from rbdc.models import check_steps
+from rbdc.coupling import Layout, OffDiagonal, couple, couple_moments, layout_of, verify_coupling
+from rbdc.data import derive_seed
+from rbdc.errors import CouplingError, PlanError, RecipeError
+from rbdc.growth.protocol import Protocol, Setting, TransitionName, Trial
+from rbdc.jobs.grow import GrowJob
+from rbdc.jobs.job import Node
+from rbdc.jobs.method import Grown, GrowthContext, Kept, Method, Parent, State
+from rbdc.jobs.train import TrainJob
+from rbdc.models import ModelSpec, build, build_empty, check_steps
+from rbdc.models.coupled import noise_image
 from rbdc.plan import Plan, make_plan
 
 
 @dataclass(frozen=True, kw_only=True)
+class Coupling(Method):
+    """Block-diagonal coupling of two models of half the width (Eq. 1)."""
+
+    name: ClassVar[str] = "coupling"
+    parents: ClassVar[int] = 2
+    transition: TransitionName
+    off_diagonal: OffDiagonal = "zero"
+    allow_inexact: bool = False
+
+    @property
+    def carries(self) -> bool:
+        """Whether the optimizer state goes over to the wide model; its parents do not anneal."""
+        return self.transition == "carry"
+
+    @property
+    def keeps(self) -> Kept:  # type: ignore[override]
+        """What the parents save: the optimizer state, where it is carried over."""
+        return "optimizer" if self.carries else ""
+
+    def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
+        """Couple the parents, and prove that the wide model is their mean."""
+        first, second = (parent.model for parent in parents)
+        into = build(wide) if self.off_diagonal == "random" else build_empty(wide)
+        model = couple(
+            first,
+            second,
+            into=into,
+            off_diagonal=self.off_diagonal,
+            seed=context.seed,
+            allow_inexact=self.allow_inexact,
+        )
+        proof = verify_coupling(first, second, model, noise_image(model))
+        if not (proof.holds or self.allow_inexact or self.off_diagonal == "random"):
+            raise CouplingError(
+                f"the coupled {wide} is {proof.error:.1e} off the mean of its parents",
+                "Its layers cannot be kept apart by width; allow an inexact coupling to go on.",
+            )
+        optimizer = None
+        if self.carries:
+            left, right = (parent.kept for parent in parents)
+            assert left and right, "parents of a carrying coupling save their optimizer state"
+            optimizer = carried_optimizer(left, right, layout_of(first, model))
+        record = {"proof_error": proof.error, "norm_drift": proof.drift, "exact": proof.holds}
+        return Grown(model=model, optimizer=optimizer, record=record)
+
+
+def carried_optimizer(first: State, second: State, layout: Layout) -> State:
+    """Couple two optimizer states into the one that the wide model's optimizer starts with."""
+    groups = [  # the rate is the wide model's own
+        {key: value for key, value in group.items() if key not in ("lr", "initial_lr")}
+        for group in first[1]["groups"]
+    ]
+    return couple_moments(first[0], second[0], layout), {**first[1], "groups": groups}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rbdc(Protocol):
+    """Train 2^S narrow models, couple them in pairs and train on, S times."""
+
     name: ClassVar[str] = "rbdc"
     summary: ClassVar[str] = "2^S narrow models, coupled in pairs and trained on, S times"
     words: ClassVar[str] = (
@@ -22,20 +91,24 @@ class Rbdc(Protocol):
         "lr=FACTOR for narrow models' learning rate over that of twice their width"
     )
     steps: int = 1
-    transition: TransitionName | None = None
-    """By default the setting's."""
+    transition: tuple[TransitionName, ...] = ()
+    """One for all couplings, or one per level from the leaves up; empty: the setting's."""
     off_diagonal: OffDiagonal = "zero"
     ratio: float | None = None
-    """By default the setting's."""
+    """Epochs of a wide model over its parents'; None: the setting's."""
     narrow_lr: float | None = None
-    """By default the setting's."""
+    """Learning rate of a level over that of the next wider one; None: the setting's."""
+    planning: Mapping[str, Any] = field(default_factory=lambda: {"rounding": "none"})
+    """Further arguments of `make_plan`. Protocols are compared at equal FLOPs, so epochs are not
+    rounded to whole ones there."""
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Self:
+        """Read the options after the name, such as 2:carry."""
         options: dict[str, Any] = {}
         for word in words:
             if word in ("restart", "carry"):
-                options["transition"] = word
+                options["transition"] = (word,)
             elif word == "random":
                 options["off_diagonal"] = "random"
             elif word.startswith("r="):
@@ -47,23 +120,11 @@ class Rbdc(Protocol):
         return cls(**options)
 
     def check(self, setting: Setting) -> None:
+        """Refuse a model that cannot be halved so often."""
         check_steps(setting.model, self.steps)
 
-    def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
-        tree = grow_tree(
-            self.plan(setting, budget),
-            setting.recipe,
-            setting.data,
-            seed=seed,
-            transition=(self.transition,) if self.transition else setting.transition,
-            carry_warmup_epochs=setting.carry_warmup_epochs,
-            narrow_lr=self.narrow_lr if self.narrow_lr is not None else setting.narrow_lr,
-            allow_inexact=setting.allow_inexact,
-            off_diagonal=self.off_diagonal,
-        )
-        return Trial(nodes=tree.nodes)
-
-    def plan(self, setting: Setting, budget: float) -> Plan:
+    def plan(self, setting: Setting, budget: float | None) -> Plan:
+        """Return the stages of the tree; a `budget` of None is said otherwise in `planning`."""
         return make_plan(
             setting.model,
             steps=self.steps,
@@ -73,8 +134,78 @@ class Rbdc(Protocol):
             warmup_epochs=setting.recipe.warmup_epochs,
             images=len(setting.data.train),
             counter=setting.counter,
-            rounding="none",
+            **self.planning,
         )
+
+    def trial(self, setting: Setting, budget: float | None, seed: int) -> Trial:
+        """Return the jobs of the plan's stages: leaves from distinct seeds, couplings, target."""
+        return self.tree(setting, self.plan(setting, budget), seed)
+
+    def tree(self, setting: Setting, plan: Plan, seed: int) -> Trial:
+        """Return the jobs of a plan, narrow models first."""
+        couplings = self._couplings(setting, len(plan.stages) - 1)
+        nodes: list[Node] = []
+        narrower: list[TrainJob] = []
+        for number, stage in enumerate(plan.stages):  # leaves first
+            into = couplings[number - 1] if stage.parents else None
+            out_of = couplings[number] if number < len(couplings) else None
+            own = self._options(setting, stage.level, into)
+            starts: list[Node] = []
+            trained: list[Node] = []
+            for index in range(stage.models):
+                name = f"{stage.level}.{index}" if stage.level else "target"
+                initial = None
+                if into is not None:
+                    initial = GrowJob(
+                        model=stage.model,
+                        parents=tuple(narrower[stage.parents * index :][: stage.parents]),
+                        method=into,
+                        seed=derive_seed(seed, "coupling", stage.level, index),
+                    )
+                    starts.append(Node(name=f"coupling {name}", level=stage.level, job=initial))
+                job = setting.training(
+                    name,
+                    seed,
+                    stage.epochs,
+                    model=stage.model,
+                    anneal=out_of is None or not out_of.carries,
+                    initial=initial,
+                    keeps=out_of.keeps if out_of else "",
+                    **own,
+                )
+                trained.append(Node(name=name, level=stage.level, job=job))
+            nodes += [*starts, *trained]
+            narrower = [node.job for node in trained if isinstance(node.job, TrainJob)]
+        return Trial(nodes=tuple(nodes), plan=plan)
+
+    def _couplings(self, setting: Setting, steps: int) -> list[Coupling]:
+        """Return the coupling of each level, from the leaves up."""
+        names = self.transition or setting.transition
+        if steps and len(names) not in (1, steps):
+            raise RecipeError(
+                f"{len(names)} transitions are given for {steps} couplings on the way to the "
+                "target",
+                "Give one for all, or one for each level, the leaves' first.",
+            )
+        return [
+            Coupling(
+                transition=name,
+                off_diagonal=self.off_diagonal,
+                allow_inexact=setting.allow_inexact,
+            )
+            for name in (names * steps if len(names) == 1 else names[:steps])
+        ]
+
+    def _options(self, setting: Setting, level: int, into: Coupling | None) -> dict[str, Any]:
+        """Return the recipe of a level and the warm-up of a model coupled by `into`."""
+        recipe = setting.recipe
+        factor = self.narrow_lr if self.narrow_lr is not None else setting.narrow_lr
+        rate = recipe.learning_rate * factor**level
+        warmup = recipe.warmup_epochs
+        if into is not None and into.carries:
+            warmup = min(warmup, setting.carry_warmup_epochs)
+        own = replace(recipe, lr=rate) if rate != recipe.learning_rate else recipe
+        return {"recipe": own, "warmup_epochs": warmup}
 
 
 def _number(cls: type[Rbdc], word: str, text: str) -> float:

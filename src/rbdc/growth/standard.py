@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rbdc.growth.protocol import Protocol, Setting, Trial
-from rbdc.jobs.tree import Node
+from rbdc.jobs.job import Node
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
-"""Engines: they run what is ready. This one runs it here; a cluster's can take its place.
+"""Engines run jobs whose parents are finished: in this process, or in several side by side.
 
-An engine is given jobs, parents before children, and a function that does one. It knows nothing of
-trees, models or data.
+An engine is given jobs, parents before children. It knows nothing of trees, models or data.
 """
 
 import multiprocessing
@@ -12,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from multiprocessing import forkserver
 from types import FrameType
 from typing import Any, Literal, Protocol
 
 from rbdc.errors import Interrupted, RbdcError, RunError
-from rbdc.jobs.execute import Workshop, execute
-from rbdc.jobs.job import Job
+from rbdc.jobs.job import Context, Job, execute
 from rbdc.training import Progress
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -27,36 +26,37 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """What an observer of an engine is told about a job."""
+    """What happens to a job, as an engine reports it."""
 
     kind: Literal["found", "started", "progress", "finished", "failed"]
     key: str
     progress: Progress | None = None
     result: Mapping[str, Any] | None = None
     error: str = ""
-    place: str = ""
-    """Where it started, if an engine has several."""
+    devices: str = ""
+    """The devices it started on, if the engine has several to choose from."""
 
 
 Watcher = Callable[[Event], None]
 
 
 class Engine(Protocol):
-    """Runs jobs, each after its parents, until all are finished or nothing more can be."""
+    """Run jobs, each after its parents, until all are finished or nothing more can be."""
 
-    def run(self, jobs: Sequence[Job], shop: Workshop, watch: Watcher) -> None:
-        """Raises Interrupted when asked to stop, and the first failure when all else is done."""
+    def run(self, jobs: Sequence[Job], context: Context, watch: Watcher) -> None:
+        """Raise Interrupted when asked to stop, and the first failure when all else is done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InProcess:
-    """One job after the other, in this process; under torchrun all processes share each."""
+    """One job after the other in this process; under torchrun all ranks train each together."""
 
     threads: Mapping[str, int]
-    """CPU threads of each job, by key; 0 is torch's choice."""
+    """CPU threads of each job, by key; 0: torch's choice."""
 
-    def run(self, jobs: Sequence[Job], shop: Workshop, watch: Watcher) -> None:
-        ledger = Ledger(jobs, shop, watch)
+    def run(self, jobs: Sequence[Job], context: Context, watch: Watcher) -> None:
+        """Run the jobs one after the other."""
+        ledger = Ledger(jobs, context, watch)
         with stop_requested() as stopped:
             while ready := ledger.ready():
                 job = ready[0]
@@ -64,7 +64,7 @@ class InProcess:
                 try:
                     result = execute(
                         job,
-                        with_threads(shop, self.threads[job.key]),
+                        context.with_threads(self.threads[job.key]),
                         observe=lambda p, key=job.key: watch(  # type: ignore[misc]
                             Event(kind="progress", key=key, progress=p)
                         ),
@@ -73,45 +73,50 @@ class InProcess:
                     ledger.finished(job, result)
                 except RbdcError as error:
                     ledger.failed(job, error)
-                    if shop.world.size > 1:  # the others may not have failed: torchrun ends them
+                    if (
+                        context.world.size > 1
+                    ):  # other ranks may not have failed: torchrun ends them
                         raise
-                if shop.world.size == 1 and stopped():  # many agree on it in the next training
+                if context.world.size == 1 and stopped():  # several ranks agree in their next step
                     raise Interrupted("stopped between two jobs")
         ledger.close()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySide:
-    """Several jobs at a time, each in a process with its share of the machine."""
+    """Several jobs at a time, each in a process with some of the CPU threads."""
 
     workers: int
     threads: Mapping[str, int]
     """CPU threads of each job, by key."""
     all_threads: int
-    """More than these are never at work: two trainings that fight for cores both lose."""
+    """Most threads in use at a time: two trainings that compete for cores both lose."""
     devices: Sequence[str] = ()
     """CUDA_VISIBLE_DEVICES of each worker, on a machine with GPUs."""
 
-    def run(self, jobs: Sequence[Job], shop: Workshop, watch: Watcher) -> None:
+    def run(self, jobs: Sequence[Job], context: Context, watch: Watcher) -> None:
+        """Run up to `workers` jobs at a time."""
         # A server that has imported everything and computed nothing forks the workers: they start
         # at once, and inherit neither threads nor a CUDA context.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([type(shop).__module__])
+        processes = multiprocessing.get_context("forkserver")
+        processes.set_forkserver_preload(sorted({type(job).__module__ for job in jobs}))
         with _signals(signal.SIG_IGN):  # inherited: a signal to the whole group is for us to handle
             forkserver.ensure_running()
-        events, devices = context.SimpleQueue(), context.SimpleQueue()
-        stop = context.Event()
+        events, devices = processes.SimpleQueue(), processes.SimpleQueue()
+        stop = processes.Event()
         for number in range(self.workers):
             devices.put(self.devices[number] if self.devices else None)
-        ledger = Ledger(jobs, shop, watch)
+        ledger = Ledger(jobs, context, watch)
+        # Sent to each worker once: jobs share their data, which may be large.
+        given = {job.key: job for job in ledger.unfinished.values()}
         running: dict[Future[Any], Job] = {}
         with (
             stop_requested(also=stop.set) as stopped,
             ProcessPoolExecutor(
                 self.workers,
-                mp_context=context,
+                mp_context=processes,
                 initializer=_begin_worker,
-                initargs=(shop, events, stop, devices),
+                initargs=(given, context, events, stop, devices),
             ) as pool,
         ):
             try:
@@ -121,7 +126,7 @@ class SideBySide:
                         if running and busy + self.threads[job.key] > self.all_threads:
                             break
                         ledger.started(job)
-                        running[pool.submit(_work, job, self.threads[job.key])] = job
+                        running[pool.submit(_work, job.key, self.threads[job.key])] = job
                     if not running:
                         break
                     done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -134,53 +139,61 @@ class SideBySide:
                     "Give the same command again: it goes on from the last checkpoints.",
                 ) from None
             finally:
-                stop.set()  # whatever happened: who is still at it saves, and ends
+                stop.set()  # in any case: running jobs save and end
         if stopped():
             raise Interrupted("stopped")
         ledger.close()
 
 
 class Ledger:
-    """Which jobs are finished, running, failed; the first failure."""
+    """Which jobs are finished, ready, running or failed; and the first failure."""
 
-    def __init__(self, jobs: Sequence[Job], shop: Workshop, watch: Watcher) -> None:
-        self.store, self.watch, self.world = shop.store, watch, shop.world
-        self.waiting = {job.key: job for job in jobs}
-        self.done: set[str] = set()
+    def __init__(self, jobs: Sequence[Job], context: Context, watch: Watcher) -> None:
+        self.store, self.watch, self.world = context.store, watch, context.world
         self.failure: RbdcError | None = None
         results = self.world.broadcast(lambda: {job.key: self.store.result(job) for job in jobs})
+        done = {key for key, result in results.items() if result is not None}
+        self.unfinished = {job.key: job for job in jobs if job.key not in done}
+        self._order = TopologicalSorter(
+            {
+                key: [parent.key for parent in job.parents if parent.key not in done]
+                for key, job in self.unfinished.items()
+            }
+        )
+        self._order.prepare()
+        self._ready: set[str] = set()
         for job in jobs:
-            if results[job.key] is not None:
-                del self.waiting[job.key]
-                self.done.add(job.key)
+            if job.key in done:
                 watch(Event(kind="found", key=job.key, result=results[job.key]))
 
     def ready(self) -> list[Job]:
-        return [
-            job
-            for job in self.waiting.values()
-            if all(parent.key in self.done for parent in job.parents)
-        ]
+        """Return the jobs that can start now, in the order they were given."""
+        self._ready.update(self._order.get_ready())
+        return [job for key, job in self.unfinished.items() if key in self._ready]
 
     def take(self, job: Job) -> None:
-        """It waits no more, though it may not have begun."""
-        del self.waiting[job.key]
+        """Take the job out of what is ready, though it may not have started."""
+        self._ready.remove(job.key)
 
     def started(self, job: Job) -> None:
+        """Note that the job starts."""
         self.take(job)
         self.watch(Event(kind="started", key=job.key))
 
     def finished(self, job: Job, result: Mapping[str, Any]) -> None:
-        self.done.add(job.key)
+        """Note that the job is finished: jobs that wait for it may become ready."""
+        self._order.done(job.key)
         self.watch(Event(kind="finished", key=job.key, result=result))
 
     def failed(self, job: Job, error: RbdcError) -> None:
+        """Write the failure down. Jobs that depend on this one never become ready."""
         if self.world.is_main:
             self.store.fail(job, error)
         self.failure = self.failure or error
         self.watch(Event(kind="failed", key=job.key, error=str(error)))
 
     def close(self) -> None:
+        """Raise the first failure, if there was one."""
         if self.failure:
             raise self.failure
 
@@ -195,19 +208,15 @@ def _settle(future: Future[Any], job: Job, ledger: Ledger) -> None:
 
 
 def _forward(events: Any, watch: Watcher) -> None:
-    """What workers have told so far: a simple queue has it before the job is reported done."""
+    """Pass on the progress that workers reported; it arrives before their job is done."""
     while not events.empty():
         key, progress = events.get()
         watch(Event(kind="progress", key=key, progress=progress))
 
 
-def with_threads(shop: Workshop, threads: int) -> Workshop:
-    return replace(shop, machine=replace(shop.machine, threads=threads))
-
-
 @contextmanager
 def stop_requested(also: Callable[[], None] = lambda: None) -> Iterator[Callable[[], bool]]:
-    """While it lasts, a stop signal is noted instead of obeyed; what is yielded tells."""
+    """Defer stop signals; yield a function that returns True once one has arrived."""
     request = threading.Event()
 
     def note(_number: int, _frame: FrameType | None) -> None:
@@ -220,7 +229,7 @@ def stop_requested(also: Callable[[], None] = lambda: None) -> Iterator[Callable
 
 @contextmanager
 def _signals(handler: Any) -> Iterator[None]:
-    """Another handler of the stop signals, while it lasts."""
+    """Replace the handler of the stop signals for a while."""
     if threading.current_thread() is not threading.main_thread():  # only it may handle signals
         yield
         return
@@ -234,14 +243,17 @@ def _signals(handler: Any) -> Iterator[None]:
 
 # --- in a worker process ---------------------------------------------------------------------
 
-_shop: Workshop
+_jobs: Mapping[str, Job]
+_context: Context
 _events: Any
 _stop: Any
 
 
-def _begin_worker(shop: Workshop, events: Any, stop: Any, devices: Any) -> None:
-    global _shop, _events, _stop
-    _shop, _events, _stop = shop, events, stop
+def _begin_worker(
+    jobs: Mapping[str, Job], context: Context, events: Any, stop: Any, devices: Any
+) -> None:
+    global _jobs, _context, _events, _stop
+    _jobs, _context, _events, _stop = jobs, context, events, stop
     device = devices.get()
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
@@ -255,10 +267,10 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _work(job: Job, threads: int) -> dict[str, Any]:
+def _work(key: str, threads: int) -> dict[str, Any]:
     return execute(
-        job,
-        with_threads(_shop, threads),
-        observe=lambda progress: _events.put((job.key, progress)),
+        _jobs[key],
+        _context.with_threads(threads),
+        observe=lambda progress: _events.put((key, progress)),
         stopped=_stop.is_set,
     )

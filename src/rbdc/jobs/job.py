@@ -1,138 +1,159 @@
-"""Jobs: what has to be done, and what it is known by.
+"""Jobs: what has to be computed. A job declares its parents and runs itself.
 
-A job's key is the hash of everything that decides its result: model, recipe, seed, epochs, the
-data's fingerprint, and its parents' keys. So a finished job is never done again, whoever needs it.
+A job's key is the hash of everything that decides its result: model, recipe, seeds, length, the
+data's fingerprint and the keys of its parents. So a finished job is never computed again, whoever
+needs it. Engines know this interface and nothing else.
 """
 
 import hashlib
 import json
+import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
-from rbdc.jobs.method import Kept, Method
-from rbdc.models import ModelSpec
-from rbdc.training import Task
+from rbdc.disk import write_text
+from rbdc.jobs.layout import PROGRESS
+from rbdc.jobs.store import Store
+from rbdc.plan import Scaling
+from rbdc.settings import Machine
+from rbdc.training import Observer, Progress, World
 
-FORMAT = 2  # of what a job leaves behind; another number makes other keys
+FORMAT = 3  # of what jobs leave in their folders; another number makes other keys
+PROGRESS_SECONDS = 2.0  # between two writes of progress.json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Where a job runs: the store, this process's machine, the processes that train together."""
+
+    store: Store
+    machine: Machine
+    world: World
+
+    def with_threads(self, threads: int) -> "Context":
+        """Return the same context with another number of CPU threads per training."""
+        return replace(self, machine=replace(self.machine, threads=threads))
 
 
 class Job(ABC):
-    """Something that has to be done once its parents are."""
+    """Something to compute once its parents are computed."""
 
-    trains = True
-    """Whether it is a training: it takes long, and tells how far it is."""
+    trains: ClassVar[bool] = True
+    """Whether it is a training: it takes long and reports progress."""
     parents: "tuple[Job, ...]"
     """Jobs that must be finished first."""
 
     @abstractmethod
     def content(self) -> dict[str, Any]:
-        """Everything that decides the result."""
+        """Return everything that decides the result."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What people want to know of it, for run.json: its kind, at least."""
+        """Return what run.json says about the job: its kind at least."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """What its folder is called, before its key."""
+        """The name of its folder, before the key."""
 
     @property
     def size(self) -> str:
-        """Of its model, for people."""
+        """The size of its model, for people."""
         return ""
+
+    @property
+    @abstractmethod
+    def flops(self) -> float:
+        """FLOPs of this job alone."""
+
+    @property
+    @abstractmethod
+    def model_bytes(self) -> int:
+        """Bytes of the model's weights."""
+
+    @abstractmethod
+    def result_bytes(self) -> int:
+        """Return the bytes that the finished job leaves on disk."""
+
+    def checkpoint_bytes(self, machine: Machine) -> int:  # noqa: ARG002
+        """Return the bytes of checkpoints on disk while the job runs."""
+        return 0
+
+    def check(self, machine: Machine, processes: int) -> None:  # noqa: B027
+        """Refuse what can be known to fail on any machine with so many processes per training."""
+
+    def check_device(self, machine: Machine, local_rank: int = 0) -> None:  # noqa: B027
+        """Refuse what this machine cannot do."""
+
+    @abstractmethod
+    def run(
+        self, context: Context, observe: Observer, stopped: Callable[[], bool]
+    ) -> dict[str, Any]:
+        """Compute the result, or continue from the last checkpoint. The parents are finished."""
+
+    def loader_processes(self, machine: Machine) -> int:
+        """Return how many processes decode images beside a training."""
+        return machine.workers
+
+    def measure_concurrency(self, siblings: int, threads: int, machine: Machine) -> int:  # noqa: ARG002
+        """Return how many such jobs at a time finish first on this machine."""
+        return 1
+
+    def measure_scaling(self, machine: Machine) -> Scaling:
+        """Return how fast the training is on one such device, and on several."""
+        raise NotImplementedError(f"{type(self).__name__} trains nothing")
 
     @cached_property
     def key(self) -> str:
+        """The hash of the content."""
         text = json.dumps(self.content(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainJob(Job):
-    """Train a model: from its own initialisation (a leaf), or from one grown of its parents."""
-
-    task: Task
-    data: str
-    """Fingerprint of the data."""
-    class_names: tuple[str, ...]
-    initial: "GrowJob | None" = None
-    teacher: str | None = None
-    """SHA-256 of the teacher's weights."""
-    keeps: Kept = ""
-    """What is kept beside the weights, for the method that widens this model."""
-
-    @property
-    def model(self) -> ModelSpec:
-        return self.task.model
-
-    @property
-    def parents(self) -> "tuple[GrowJob, ...]":  # type: ignore[override]
-        return (self.initial,) if self.initial else ()
-
-    def content(self) -> dict[str, Any]:
-        return {
-            "kind": "train",
-            "format": FORMAT,
-            "task": self.task.to_json(),
-            "data": self.data,
-            "class_names": list(self.class_names),
-            "initial": self.initial.key if self.initial else None,
-            "teacher": self.teacher,
-            "keeps": self.keeps,
-        }
-
-    def describe(self) -> dict[str, Any]:
-        task = self.task
-        return {
-            "kind": "train",
-            "width": self.model.width,
-            "epochs": task.epochs,
-            "seed": task.seed,
-        }
-
-    @property
-    def label(self) -> str:
-        return f"{self.model.name}-w{self.model.width:g}"
-
-    @property
-    def size(self) -> str:
-        return f"width {self.model.width:g}"
+    @cached_property
+    def total_flops(self) -> float:
+        """FLOPs of this job and of everything it came from, each counted for every use."""
+        return self.flops + sum(parent.total_flops for parent in self.parents)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GrowJob(Job):
-    """Make the start of a wide model of trained ones: couple two, or what a rival does."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A job with its name and its level in a run."""
 
-    trains = False
-    model: ModelSpec
-    parents: tuple[TrainJob, ...]
-    method: Method
-    seed: int = 0
-    """Of what the method draws."""
-    images: int = 0
-    """Training images that the method may look at, and pays for."""
+    name: str
+    level: int
+    """0 is the target's level."""
+    job: Job
 
-    def content(self) -> dict[str, Any]:
-        return {
-            "kind": "grow",
-            "format": FORMAT,
-            "model": self.model.to_json(),
-            "parents": [parent.key for parent in self.parents],
-            "method": self.method.content(),
-            "seed": self.seed,
-            "images": self.images,
-        }
 
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "grow", "width": self.model.width, "method": self.method.content()}
+def execute(
+    job: Job, context: Context, *, observe: Observer, stopped: Callable[[], bool]
+) -> dict[str, Any]:
+    """Run the job unless it is finished, and return its result. Its parents must be finished."""
+    store, world = context.store, context.world
+    result = world.broadcast(lambda: store.result(job))
+    if result is not None:
+        return result
+    world.broadcast(lambda: store.begin(job))
+    result = job.run(context, _logged(observe, store.folder(job)), stopped)
+    world.broadcast(lambda: store.finish(job, result))
+    return result
 
-    @property
-    def label(self) -> str:
-        return f"{self.method.name}-{self.model.name}-w{self.model.width:g}"
 
-    @property
-    def size(self) -> str:
-        return f"width {self.model.width:g}"
+def _logged(observe: Observer, folder: Path) -> Observer:
+    """Return an observer that also writes progress.json every few seconds."""
+    written, scores = 0.0, None
+
+    def log(progress: Progress) -> None:
+        nonlocal written, scores
+        observe(progress)
+        scores = progress.scores or scores  # the last ones stay visible
+        if progress.scores is not None or time.monotonic() - written > PROGRESS_SECONDS:
+            written = time.monotonic()
+            so_far = replace(progress, scores=scores)
+            write_text(folder / PROGRESS, json.dumps(so_far.to_json()))  # may be lost
+
+    return log

@@ -1,12 +1,12 @@
-"""How fast this machine is, and how many siblings to train side by side: short measurements."""
+"""Short measurements: how fast this machine trains, and how many siblings to train at once."""
 
 import time
 
 import torch
 
-from rbdc.data import Batch, DataSet, ImageFormat, TrainingBatches
+from rbdc.data import Batch, DataSet, TrainingBatches
 from rbdc.settings import Machine
-from rbdc.training import Task, World, image_format, initial_weights
+from rbdc.training import Task, World, initial_weights
 from rbdc.training.classification import classifier_state
 from rbdc.training.machine import torch_device
 
@@ -16,10 +16,10 @@ CONTENTION = 0.9  # processes side by side disturb each other by about this much
 
 
 def faster_jobs(task: Task, data: DataSet, *, threads: int, siblings: int) -> int:
-    """The number of siblings at a time that gives the most images a second in all.
+    """Return the number of siblings at a time that gives the most images per second in all.
 
     A narrow model may be too small for all cores: then two of them with half the cores each are
-    faster than one after the other. Compared are 1, 2, 4, ... at a time.
+    faster than one after the other. Compares 1, 2, 4, ... at a time.
     """
     before = torch.get_num_threads()
     best, best_speed = 1, 0.0
@@ -36,26 +36,26 @@ def faster_jobs(task: Task, data: DataSet, *, threads: int, siblings: int) -> in
     return best
 
 
-def images_per_second(task: Task, data: DataSet, machine: Machine) -> tuple[float, int]:
-    """How fast this machine trains the task's model on batches of noise, decoding left out; and
-    how many images they were: on a GPU, as many of a step's as it has the memory for."""
-    device = torch_device(machine)
-    image = image_format(task.model, task.recipe, data)
+def images_per_second(task: Task, machine: Machine) -> tuple[float, int]:
+    """Measure how fast this machine trains the task's model on noise, without decoding.
+
+    Also return how many images a step had: on a GPU, as many as its memory allows.
+    """
+    device, image = torch_device(machine), task.image
     batch_size = task.recipe.batch_size // task.recipe.grad_accum_steps
     if device.type == "cpu":
         batch_size = min(batch_size, max(8, PIXELS // (image.height * image.width)))
     while True:
         try:
-            return _on_noise(task, image, batch_size, device, machine), batch_size
+            return _on_noise(task, batch_size, device, machine), batch_size
         except torch.OutOfMemoryError:
             if batch_size < 2:
                 raise
             batch_size //= 2
 
 
-def _on_noise(
-    task: Task, image: ImageFormat, batch_size: int, device: torch.device, machine: Machine
-) -> float:
+def _on_noise(task: Task, batch_size: int, device: torch.device, machine: Machine) -> float:
+    image = task.image
     state = classifier_state(
         task, initial_weights(task), 1, device=device, machine=machine, world=World()
     )
@@ -77,7 +77,7 @@ def _steps_per_second(task: Task, data: DataSet) -> float:
     batches = TrainingBatches(
         data,
         task.recipe,
-        image_format(task.model, task.recipe, data),
+        task.image,
         seed=task.seed,
         batch_size=task.recipe.batch_size,
     )

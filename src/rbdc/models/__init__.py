@@ -20,7 +20,7 @@ from rbdc.models.build import (
     timm_builds,
 )
 from rbdc.models.coupled import couple_folders
-from rbdc.models.folder import export, load
+from rbdc.models.folder import copy_model, export, load
 from rbdc.models.spec import ModelSpec
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "build_empty",
     "build_meta",
     "check_steps",
+    "copy_model",
     "couple_folders",
     "export",
     "family",

@@ -9,7 +9,8 @@ runs code from a file: safetensors, JSON, and pickles with `weights_only=True`.
 import copy
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -64,9 +65,7 @@ def export(
         )
     if not all(tensor.is_contiguous() for tensor in model.state_dict().values()):
         model = copy.deepcopy(model).to(memory_format=torch.contiguous_format)  # channels_last
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
-    try:
+    with _written_whole(target) as partial:
         save_for_hf(
             model,
             str(partial),
@@ -76,6 +75,30 @@ def export(
         )
         ours = {"spec": spec.to_json(), "sha256": sha256_of(partial / WEIGHTS)}
         (partial / RECORD).write_text(json.dumps({**(record or {}), **ours}, indent=2) + "\n")
+    return target
+
+
+def copy_model(source: Path, folder: Path, *, record: Mapping[str, Any]) -> None:
+    """Copy an exported model byte for byte, with another record of how it came to be."""
+    target = folder.resolve()
+    check_writable(target, force=True)
+    _check_sum(source)
+    known = read_json(source / RECORD)
+    with _written_whole(target) as partial:
+        partial.mkdir()
+        for name in (CONFIG, WEIGHTS):
+            shutil.copyfile(source / name, partial / name)
+        ours = {name: known[name] for name in ("spec", "sha256")}
+        (partial / RECORD).write_text(json.dumps({**record, **ours}, indent=2) + "\n")
+
+
+@contextmanager
+def _written_whole(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder, and put it in the place of `target` once it is complete."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
+    try:
+        yield partial
         for path in (*partial.iterdir(), partial):
             sync(path)
         put_in_place(partial, target)
@@ -85,7 +108,6 @@ def export(
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return target
 
 
 def check_writable(folder: Path, *, force: bool) -> None:

@@ -23,6 +23,7 @@ from rbdc.plan.schedule import (
 )
 
 IMAGENET_IMAGES = 1_281_167
+PARENTS = 2  # of a coupled model
 ROUNDING_TOLERANCE = 0.03  # more of a difference than this is worth a warning
 
 Costs = Literal["exact", "quarter"]
@@ -31,19 +32,34 @@ Rounding = Literal["whole", "none"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """All models of one level of the tree. Level 0 is the target."""
+    """Equal models that are trained alike: which, how many, for how long, and grown how."""
 
     level: int
-    width: float
+    """Stages between this one and the target, whose level is 0."""
+    model: ModelSpec
     models: int
+    """Number of models."""
+    parents: int
+    """Trained models that each model is grown of; 0 for random leaves."""
+    method: str
+    """How a model starts: "random", or "coupling" of its parents."""
     epochs: float
-    """Of each model."""
+    """Epochs of each model."""
     forward_flops: int
-    """Of one image through one model."""
+    """FLOPs of one image through one model."""
     training_flops: float
-    """Of all models of the level."""
+    """FLOPs of training all models of the stage."""
     share: float
-    """Of the plan's FLOPs."""
+    """Share of the plan's FLOPs."""
+
+    @property
+    def width(self) -> float:
+        """The width of the models, relative to the named architecture."""
+        return self.model.width
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stage as plain values."""
+        return {**asdict(self), "model": self.model.to_json(), "width": self.width}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +107,8 @@ class Plan:
 
     @property
     def data_passes(self) -> float:
-        return data_passes([stage.epochs for stage in reversed(self.stages)])
+        """Passes over the data that all models make together."""
+        return sum(stage.models * stage.epochs for stage in self.stages)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -126,10 +143,6 @@ class Plan:
             )
         return tuple(found)
 
-    def spec(self, stage: Stage) -> ModelSpec:
-        """The model of a stage."""
-        return self.model.scaled(stage.width / self.model.width)
-
     def to_json(self) -> dict[str, Any]:
         return {
             "model": self.model.to_json(),
@@ -144,7 +157,7 @@ class Plan:
             "asked_flops": self.asked_flops,
             "baseline_epochs": self.baseline_epochs,
             "warmup_epochs": self.warmup_epochs,
-            "stages": [asdict(stage) for stage in self.stages],
+            "stages": [stage.to_json() for stage in self.stages],
             "training_flops": self.training_flops,
             "baseline_flops": self.baseline_flops,
             "normalized_flops": self.normalized_flops,
@@ -186,7 +199,10 @@ def make_plan(
         steps=steps, ratio=ratio, images=images, schedule=schedule, costs=costs, rounding=rounding
     )
     check_steps(spec, steps)
-    levels = [spec.scaled(0.5**level) for level in range(steps + 1)]
+    levels, models = [spec], [1]  # target first
+    for _ in range(steps):
+        levels.append(levels[-1].scaled(0.5))
+        models.append(PARENTS * models[-1])
     inexact = [name for narrow in levels[1:] for name in _inexact(narrow)]
     counts = [count_flops(level, counter=counter) for level in levels]
     flops = [count.forward_flops for count in counts]
@@ -198,13 +214,13 @@ def make_plan(
 
     relative = relative_epochs(schedule, steps, ratio)
     assumed = quartered(flops[0], steps) if costs == "quarter" else flops
-    per_image = cost_of_unit(relative, assumed)
+    per_image = cost_of_unit(models, relative, assumed)
     ways = {
         # Eq. 16 (and 18, with quartered costs); Eq. 14; Eq. 12; Algorithm 1
         "budget": (budget, lambda alpha: alpha * baseline * flops[0] / per_image),
         "total FLOPs": (total_flops, lambda total: total / training_flops(per_image, 1, images)),
         "epochs": (epochs, lambda target: target / relative[0]),
-        "total epochs": (total_epochs, lambda passes: passes / data_passes(relative)),
+        "total epochs": (total_epochs, lambda passes: passes / data_passes(models, relative)),
     }
     wanted = [_solve(ways) * share for share in relative]
     return Plan(
@@ -217,20 +233,22 @@ def make_plan(
         uncounted=dict(counts[0].uncounted),
         inexact=tuple(dict.fromkeys(inexact)),
         images=images,
-        asked_flops=training_flops(cost_of_unit(wanted, flops), 1, images),
+        asked_flops=training_flops(cost_of_unit(models, wanted, flops), 1, images),
         baseline_epochs=baseline,
         warmup_epochs=warmup,
-        stages=_stages(levels, wanted, flops, images, rounding),
+        stages=_stages(levels, models, wanted, flops, images, rounding),
     )
 
 
 def _stages(
     levels: Sequence[ModelSpec],
+    models: Sequence[int],
     epochs: Sequence[float],
     flops: Sequence[int],
     images: int,
     rounding: Rounding,
 ) -> tuple[Stage, ...]:
+    """Return the stages, leaves first, from what each level is, target first."""
     run = [round(count) if rounding == "whole" else count for count in epochs]
     for level, (wanted, rounded) in enumerate(zip(epochs, run, strict=True)):
         if rounded <= 0:
@@ -240,14 +258,17 @@ def _stages(
                 "Spend more, take fewer steps or a smaller ratio, or say --rounding none.",
             )
     costs = [
-        2**level * training_flops(forward, count, images)
-        for level, (forward, count) in enumerate(zip(flops, run, strict=True))
+        number * training_flops(forward, count, images)
+        for number, forward, count in zip(models, flops, run, strict=True)
     ]
+    leaves = len(levels) - 1
     stages = [
         Stage(
             level=level,
-            width=spec.width,
-            models=2**level,
+            model=spec,
+            models=models[level],
+            parents=PARENTS if level < leaves else 0,
+            method="coupling" if level < leaves else "random",
             epochs=run[level],
             forward_flops=flops[level],
             training_flops=costs[level],

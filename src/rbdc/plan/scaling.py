@@ -153,7 +153,7 @@ def scaling_of(
         images_per_second=tuple(float(speed) for speed in measured),
         gradient_bytes=tuple(
             BYTES_PER_GRADIENT
-            * sum(weight.numel() for weight in build_meta(plan.spec(stage)).parameters())
+            * sum(weight.numel() for weight in build_meta(stage.model).parameters())
             for stage in levels
         ),
         hardware=hardware,

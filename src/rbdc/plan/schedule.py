@@ -27,11 +27,13 @@ def training_flops(forward_flops: float, epochs: float, images: int) -> float:
     return epochs * images * TRAINING_PASSES * forward_flops
 
 
-def cost_of_unit(relative: Sequence[float], forward_flops: Sequence[float]) -> float:
-    """Eq. 10 and 13, an image: sum_i 2^i x epochs_i x FLOPs_forward_i, every model counted."""
+def cost_of_unit(
+    models: Sequence[int], epochs: Sequence[float], forward_flops: Sequence[float]
+) -> float:
+    """Sum models_i x epochs_i x FLOPs_forward_i over levels, per image (Eq. 10 and 13)."""
     return sum(
-        float(2**level) * epochs * flops
-        for level, (epochs, flops) in enumerate(zip(relative, forward_flops, strict=True))
+        float(number) * count * flops
+        for number, count, flops in zip(models, epochs, forward_flops, strict=True)
     )
 
 
@@ -40,6 +42,6 @@ def quartered(forward_flops: float, steps: int) -> list[float]:
     return [forward_flops / 4**level for level in range(steps + 1)]
 
 
-def data_passes(epochs: Sequence[float]) -> float:
-    """Passes over the data that the whole tree makes. Algorithm 1's total epochs are these."""
-    return sum(float(2**level) * count for level, count in enumerate(epochs))
+def data_passes(models: Sequence[int], epochs: Sequence[float]) -> float:
+    """Return the passes over the data that all models make: Algorithm 1's total epochs."""
+    return sum(float(number) * count for number, count in zip(models, epochs, strict=True))

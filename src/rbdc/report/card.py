@@ -18,7 +18,7 @@ import yaml
 
 from rbdc.disk import is_writable, put_in_place, read_json, sha256_of, sync
 from rbdc.errors import CheckpointError, RunError
-from rbdc.jobs.layout import MODEL, RESULT, RUN
+from rbdc.jobs.layout import MODEL, RESULT
 from rbdc.models.folder import CONFIG, RECORD, WEIGHTS
 from rbdc.report.card_text import card_text
 from rbdc.report.figures import draw_budget, draw_curves
@@ -114,13 +114,12 @@ def _check_license(license: str | None) -> None:
 def _check_finished(run: Path) -> None:
     """Refuse what has no model to export, and say how far it is."""
     status = run_status(run)
-    request = (read_json(run / RUN) or {})["request"]
-    if "transfer" in request:
+    if status["kind"] == "transfer":
         raise RunError(
             f"{run} holds detectors, and timm has none: there is no timm model to export",
             "rbdc.transfer.load_detector loads them from its jobs/*/model.",
         )
-    if "plan" not in request:
+    if status["kind"] == "compare":
         raise RunError(
             f"{run} is a comparison of many models: it has no one model",
             "Name the folder of one `rbdc train`; models of a comparison lie in its jobs/*/model.",

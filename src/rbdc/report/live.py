@@ -10,18 +10,16 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from rbdc.jobs.engine import Event
-from rbdc.jobs.tree import Node
+from rbdc.jobs.job import Node
 from rbdc.report.units import readable_duration
 
 
 class LiveRun:
     """Watches jobs being run, and says what happens."""
 
-    def __init__(
-        self, nodes: Sequence[Node], work: Mapping[str, float], console: Console | None = None
-    ) -> None:
+    def __init__(self, nodes: Sequence[Node], console: Console | None = None) -> None:
         self.console = console or Console()
-        self.expect(nodes, work)
+        self.expect(nodes)
         self.done: dict[str, float] = {}  # share of each training
         self.began: float | None = None  # when the first step was told of
         self.found = 0.0  # FLOPs of what was already trained
@@ -39,10 +37,10 @@ class LiveRun:
             disable=not self.rich,
         )
 
-    def expect(self, nodes: Sequence[Node], work: Mapping[str, float]) -> None:
-        """These jobs and no others; `work` is the FLOPs of each."""
+    def expect(self, nodes: Sequence[Node]) -> None:
+        """Expect these jobs and no others."""
         self.nodes = {node.job.key: node for node in nodes}
-        self.work = {node.job.key: work[node.job.key] for node in nodes if node.job.trains}
+        self.work = {node.job.key: node.job.flops for node in nodes if node.job.trains}
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -66,8 +64,8 @@ class LiveRun:
             self._say(f"{name}: already trained, {_scores(event.result or {})}")
         elif event.kind == "started" and event.key in self.work:
             self.bars[event.key] = self.progress.add_task(name, total=1.0, what="")
-            if event.place:
-                self._say(f"{name}: begins on {event.place}")
+            if event.devices:
+                self._say(f"{name}: begins on {event.devices}")
         elif event.kind == "progress":
             self._progress(event, name)
         elif event.kind == "finished":

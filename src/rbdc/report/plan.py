@@ -25,7 +25,7 @@ def plan_table(plan: Plan) -> RenderableType:
     for stage in reversed(plan.stages):
         table.add_row(
             _models(stage),
-            _size(plan, stage),
+            _size(stage),
             _epochs(stage.epochs),
             scaled(stage.forward_flops),
             scaled(stage.training_flops),
@@ -83,11 +83,11 @@ def _models(stage: Stage) -> str:
     return f"{indent}{stage.models} × width {stage.width:g}"
 
 
-def _size(plan: Plan, stage: Stage) -> str:
+def _size(stage: Stage) -> str:
     """'embed_dim 192, num_heads 3'."""
     return ", ".join(
         f"{key} {f'{value[0]}-{value[-1]}' if isinstance(value, tuple) else value}"
-        for key, value in scaled_widths(plan.spec(stage)).items()
+        for key, value in scaled_widths(stage.model).items()
     )
 
 

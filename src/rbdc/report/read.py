@@ -15,11 +15,11 @@ from typing import Any
 
 from rbdc.disk import read_json
 from rbdc.errors import RbdcError, RunError
-from rbdc.experiments.results import SUMMARY
 from rbdc.jobs.layout import JOB, RESULT, RUN
 from rbdc.jobs.lock import holder
 from rbdc.report.detectors import detectors_part
 from rbdc.report.run import last_scores, node_status
+from rbdc.runs.record import check_format
 
 _MEASURED = ("top1", "box_map", "mask_map")
 EVALUATED = (
@@ -30,7 +30,7 @@ EVALUATED = (
 LOGGED = ("epoch", "flops", "seconds", "loss", "lr")
 MOST_POINTS, MOST_OF_ONE = 60_000, 400  # of logged steps: of a run, of a training
 MOST_BLOCK_ROWS = 30  # times at which a training's blocks are shown
-_PARTS = ("setting", "transfer")  # of a request: what a comparison, a transfer is to do
+_LONG = ("nodes", "rows", "lines", "recipe", "data_set")  # of a result: not for the page
 
 Columns = dict[str, list[Any]]
 
@@ -93,10 +93,13 @@ def read_run(folder: Path) -> dict[str, Any]:
     run = found.json(folder / RUN)
     if not run and not found.missing:
         raise RunError(f"{folder} holds no run", f"A run's folder has a {RUN}.")
+    if run:
+        check_format(folder, run)
     described = {node["key"]: node for node in run.get("nodes", [])}
-    summary = found.json(folder / SUMMARY)
-    request = run.get("request") or {}
-    transfer = "transfer" in request
+    result = found.json(folder / RESULT)
+    kind, identity = run.get("kind"), run.get("identity") or {}
+    transfer, summary = kind == "transfer", result if kind == "compare" else {}
+    setting = identity.get("setting") or identity.get("transfer") or {}
     trees = [] if transfer else _trees(described, summary)
     shown = dict.fromkeys(described if transfer else (k for tree in trees for k in tree["keys"]))
     points = max(20, min(MOST_OF_ONE, MOST_POINTS // max(1, len(shown))))
@@ -106,7 +109,6 @@ def read_run(folder: Path) -> dict[str, Any]:
     }
     for node in nodes.values():
         _place(node, nodes)
-    result = found.json(folder / RESULT)
     detectors = detectors_part(nodes, result, found.missing) if transfer else None
     if result:
         found.missing += _gone(nodes, detectors)
@@ -116,15 +118,19 @@ def read_run(folder: Path) -> dict[str, Any]:
         "running": owner,
         "started": run.get("started"),
         "command": shlex.join(["rbdc", *run.get("command", [])]) if run else None,
-        "about": request.get("plan") or request.get("setting") or {},
-        "recipe": request.get("recipe") or _part(request).get("recipe") or {},
-        "asked": {k: v for k, v in request.items() if k not in ("recipe", "plan", *_PARTS)},
+        "kind": kind,
+        "about": {} if transfer else {**setting, **identity.get("plan", {})},
+        "recipe": setting.get("recipe") or {},
+        "request": run.get("request") or {},
+        "asked": _asked(run.get("request") or {}, setting) if kind == "train" else {},
         "data": run.get("data", {}),
         **{part: run.get(part, {}) for part in ("environment", "engine", "machine")},
         "nodes": nodes,
         "trees": trees,
-        "levels": _levels(nodes, trees[0]["keys"]) if trees and "plan" in request else [],
-        "result": {k: v for k, v in result.items() if k not in ("nodes", "rows")},
+        "levels": _levels(nodes, trees[0]["keys"]) if trees and kind == "train" else [],
+        "result": {k: v for k, v in result.items() if k not in ("nodes", "rows")}
+        if kind != "compare"
+        else {},
         "transfer": detectors,
         "summary": summary,
         "missing": list(dict.fromkeys(found.missing)),
@@ -138,9 +144,10 @@ def _gone(nodes: Mapping[str, Any], detectors: Mapping[str, Any] | None) -> list
     return [f"{place} is gone" for place in waiting if place in known]
 
 
-def _part(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What a comparison or a transfer was asked to do."""
-    return next((request[name] for name in _PARTS if request.get(name)), {})
+def _asked(request: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides the result beside the plan, the recipe and the data."""
+    names = ("seed", "transition", "carry_warmup_epochs", "narrow_lr", "allow_inexact")
+    return {**{name: request.get(name) for name in names}, "teacher": setting.get("teacher")}
 
 
 def _tried(found: Found, read: Callable[[], Any]) -> Any:

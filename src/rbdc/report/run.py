@@ -14,20 +14,22 @@ from rbdc.errors import RunError
 from rbdc.jobs.layout import FAILED, PROGRESS, RESULT, RUN
 from rbdc.jobs.lock import holder
 from rbdc.report.units import readable_flops
+from rbdc.runs.record import read_record
 
 
 def run_status(folder: Path) -> dict[str, Any]:
     """What is done, running, waiting and failed in a run's folder."""
-    run = read_json(folder / RUN)
+    run = read_record(folder)
     if run is None:
         raise RunError(f"{folder} holds no run", f"A run's folder has a {RUN}.")
     owner = holder(folder)
     nodes = [node_status(folder, node, owner is not None) for node in run["nodes"]]
-    request = run["request"]
-    about = request.get("plan") or request.get("setting") or {}  # a run's, a comparison's, neither
+    identity = run["identity"]
+    about = {**identity.get("setting", {}), **identity.get("plan", {})}
     spent = sum(node["flops"] for node in nodes if not _is_beside(node))
     return {
         "folder": str(folder),
+        "kind": run["kind"],
         "model": about.get("model"),
         "running": owner,
         "nodes": nodes,

@@ -1,97 +1,101 @@
-"""A run: jobs in one folder, from the first check to the last result."""
+"""Run jobs in a folder, from the first check to the last result, and continue where they stopped.
 
+    run = prepare(...)                 # what: jobs, how the result is made, what is recorded
+    where = Where(machine=Machine())   # where: machine, cluster, processes
+    result = start(run, folder, where)
+"""
+
+import json
 import os
 import platform
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 import torch
 
-from rbdc.disk import free_bytes, is_writable, read_json, write_json
-from rbdc.errors import RunError
-from rbdc.settings import Cluster
-from rbdc.training.machine import default_threads
-from rbdc.jobs.engine import Engine, InProcess, SideBySide, Watcher
-from rbdc.jobs.execute import Workshop
-from rbdc.jobs.lock import locked
-from rbdc.jobs.tree import Node
-from rbdc.jobs.layout import JOB, JOBS, LOCK, RUN
 from rbdc.cluster.ray_engine import RayEngine
-from rbdc.jobs.store import folder_name
+from rbdc.disk import free_bytes, is_writable, write_json
+from rbdc.errors import Interrupted, RunError, TrainingError, nearest
+from rbdc.jobs.engine import Engine, Event, InProcess, SideBySide, Watcher
+from rbdc.jobs.job import Context, Job, Node
+from rbdc.jobs.layout import JOB, JOBS, LOCK, RESULT, RUN
+from rbdc.jobs.lock import locked
+from rbdc.jobs.store import Store, folder_name
+from rbdc.runs.record import FORMAT, check_same, read_record
+from rbdc.settings import Cluster, Machine
+from rbdc.training import World
+from rbdc.training.machine import default_threads
 
-Result = TypeVar("Result")
-
-
-def run_nodes(
-    nodes: Sequence[Node],
-    shop: Workshop,
-    output: Path,
-    *,
-    request: Mapping[str, Any],
-    watch: Watcher,
-    finish: Callable[[], Result],
-    jobs: int | None = None,
-    cluster: Cluster | None = None,
-    engine: Engine | None = None,
-) -> Result:
-    """Run what is not finished of the nodes' jobs in `output`, then `finish`, and give its result.
-
-    The same request on the same folder goes on where it was; another one is refused. `jobs`
-    trainings go on side by side on this machine; by default as many as the shop says. A `cluster`,
-    or another `engine` altogether, runs them as it likes.
-    """
-    cluster = cluster or Cluster()
-    check_run(nodes, shop, output, jobs, cluster)
-    world = shop.world
-    with ExitStack() as stack:
-
-        def begin() -> dict[str, Any]:
-            output.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(output))
-            shop.store.clean()  # it is ours: check_run has looked
-            return begin_run(output, nodes, request, shop, jobs, cluster)
-
-        chosen = _engine(nodes, world.broadcast(begin), cluster)
-        (engine or chosen).run([node.job for node in nodes], shop, watch)
-        return world.broadcast(finish)
+Result = dict[str, Any]
 
 
-def check_run(
-    nodes: Sequence[Node],
-    shop: Workshop,
-    output: Path,
-    jobs: int | None = None,
-    cluster: Cluster | None = None,
-) -> None:
-    """Everything that can be known to fail, before the first step."""
-    if jobs is not None and cluster is not None and cluster.engine != "local":
-        raise RunError(
-            f"jobs is {jobs}, and {cluster.engine} runs as many side by side as there is room for",
-            "Leave --jobs out; --cpus-per-job and --gpus-per-job say how much room one takes.",
-        )
-    if jobs is not None and jobs < 1:
-        raise RunError(f"jobs is {jobs}, expected 1 or more", "1 is one training at a time.")
-    if jobs is not None and jobs > 1 and shop.world.size > 1:
-        raise RunError(
-            f"{shop.world.size} processes train each model together: there is no room for {jobs} "
-            "jobs",
-            "Leave --jobs out under torchrun.",
-        )
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is run: jobs, how their result is made, and what is recorded of them."""
+
+    kind: Literal["train", "compare", "transfer"]
+    nodes: Sequence[Node]
+    """The jobs, each once, parents first."""
+    request: Mapping[str, Any]
+    """The settings as they were asked for: what it takes to repeat the run."""
+    identity: Mapping[str, Any]
+    """What decides the result: it must be the same when a folder is used again."""
+    data: Mapping[str, Any]
+    """The data set, for people."""
+    result: Callable[[Path], Result]
+    """Make the result from the finished jobs in a folder; those not finished are missing."""
+    finish: Callable[[Path, Result], None] = lambda _folder, _result: None
+    """Write what the finished run leaves beside its result."""
+    targets: frozenset[str] = frozenset()
+    """Keys of jobs after each of which the result so far is written."""
+    skips_failures: bool = False
+    """Whether a training that fails is left out of the result, instead of failing the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where jobs run: on which machine or cluster, how many at a time, by which processes."""
+
+    machine: Machine = field(default_factory=Machine)
+    cluster: Cluster = field(default_factory=Cluster)
+    jobs: int | None = None
+    """Trainings side by side on this machine; None: 1 on a GPU, on a CPU what is faster."""
+    world: World = field(default_factory=World)
+    """The processes that train each model together."""
+    node: str | None = None
+    """Train only the model of this name, in this process; its parents must be trained."""
+    engine: Engine | None = None
+    """Another engine than this machine's or the cluster's."""
+
+
+def start(
+    run: Run, output: str | Path, where: Where, watch: Watcher = lambda _event: None
+) -> Result | None:
+    """Check a run, then execute what is not finished of it. See `check` and `execute`."""
+    check(run, Path(output), where)
+    return execute(run, Path(output), where, watch)
+
+
+def check(run: Run, output: Path, where: Where) -> None:
+    """Refuse everything that can be known to fail. Nothing is written."""
+    _check_jobs(where)
     _check_folder(output)
-    todo = [node.job for node in nodes]
-    shop.check(todo)
-    if (
-        cluster is None or cluster.engine == "local"
-    ):  # another engine's machines are looked at there
-        shop.check_device(todo)
-    needed, free = shop.needed_bytes(nodes, jobs), free_bytes(output)
+    jobs = [node.job for node in run.nodes]
+    for job in jobs:
+        job.check(where.machine, where.world.size)
+        if where.cluster.engine == "local":  # a cluster's workers check their own devices
+            job.check_device(where.machine, where.world.local_rank)
+    if where.node is not None:
+        _jobs_of(run, where.node, Store(output / JOBS))
+    needed, free = _needed_bytes(run, output, where), free_bytes(output)
     if needed > free:
         raise RunError(
             f"the run needs up to {needed / 1e9:.1f} GB and {output} has {free / 1e9:.1f} GB free",
@@ -99,9 +103,114 @@ def check_run(
         )
 
 
+def execute(run: Run, output: Path, where: Where, watch: Watcher) -> Result | None:
+    """Run what is not finished of the jobs in `output`, and return the result.
+
+    The same run on the same folder continues where it stopped; another one is refused. Returns
+    None if only one model was asked for (`where.node`) and others are not trained yet.
+    """
+    store, world = Store(output / JOBS), where.world
+    alone = where.node is not None
+    jobs = _jobs_of(run, where.node, store) if where.node else [node.job for node in run.nodes]
+    with ExitStack() as stack:
+
+        def begin() -> dict[str, Any]:
+            output.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(output, shared=alone))
+            if alone:
+                stack.enter_context(locked(store.begin(jobs[-1])))
+            else:
+                store.clean()
+            return _begin(run, output, where)
+
+        record = world.broadcast(begin)
+        engine = where.engine or _engine(run, record, where)
+        try:
+            engine.run(jobs, Context(store=store, machine=where.machine, world=world), watching(
+                run, output, watch, writes=world.is_main
+            ))
+        except TrainingError as error:
+            if not run.skips_failures:
+                raise
+            warnings.warn(f"a training failed, its result is missing: {error}", stacklevel=2)
+        except Interrupted:
+            if world.is_main and run.targets:
+                _write_result(run, output)
+            raise
+
+        def finish() -> Result | None:
+            if alone and not all(store.result(node.job) for node in run.nodes):
+                return None
+            result = _write_result(run, output)
+            run.finish(output, result)
+            return result
+
+        return world.broadcast(finish)
+
+
+def watching(run: Run, output: Path, watch: Watcher, *, writes: bool) -> Watcher:
+    """Return a watcher that also writes the result so far whenever a target is finished."""
+
+    def watched(event: Event) -> None:
+        watch(event)
+        if writes and event.kind == "finished" and event.key in run.targets:
+            _write_result(run, output)
+
+    return watched
+
+
+def _write_result(run: Run, output: Path) -> Result:
+    result = run.result(output)
+    write_json(output / RESULT, result)
+    return result
+
+
+def _jobs_of(run: Run, name: str, store: Store) -> list[Job]:
+    """Return the job of one model, after the growth job that makes its start and its parents."""
+    trainings = {node.name: node.job for node in run.nodes if node.job.trains}
+    if name not in trainings:
+        raise RunError(
+            f"the tree has no model called {name!r}",
+            nearest(name, trainings) or f"Its models are {', '.join(trainings)}.",
+        )
+    job = trainings[name]
+    names = {other.key: known for known, other in trainings.items()}
+    parents = [parent for growth in job.parents for parent in growth.parents]
+    missing = [names[parent.key] for parent in parents if not store.result(parent)]
+    if missing:
+        raise RunError(
+            f"{name} is coupled of models that are not trained yet: {', '.join(missing)}",
+            "Train these first.",
+        )
+    return [*parents, *job.parents, job]
+
+
+def _check_jobs(where: Where) -> None:
+    jobs, engine = where.jobs, where.cluster.engine
+    if where.node and (jobs is not None or engine != "local"):
+        raise RunError(
+            "--node trains one model in this process, and --jobs or --engine says how several run",
+            "Leave one of them out.",
+        )
+    if jobs is not None and engine != "local":
+        raise RunError(
+            f"jobs is {jobs}, and {engine} runs as many side by side as there is room for",
+            "Leave --jobs out; --cpus-per-job and --gpus-per-job say how much room one takes.",
+        )
+    if jobs is not None and jobs < 1:
+        raise RunError(f"jobs is {jobs}, expected 1 or more", "1 is one training at a time.")
+    if jobs is not None and jobs > 1 and where.world.size > 1:
+        raise RunError(
+            f"{where.world.size} processes train each model together: there is no room for {jobs} "
+            "jobs",
+            "Leave --jobs out under torchrun.",
+        )
+
+
 def _check_folder(output: Path) -> None:
     if not is_writable(output):
         raise RunError(f"{output} cannot be written to", "Choose another folder.")
+    read_record(output)  # refuses other formats
     ours = (output / RUN).exists() or any((output / JOBS).glob(f"*/{JOB}"))
     if output.exists() and not ours:
         foreign = [p.name for p in output.iterdir() if p.name != LOCK and RUN not in p.name]
@@ -112,38 +221,39 @@ def _check_folder(output: Path) -> None:
             )
 
 
-def begin_run(
-    output: Path,
-    nodes: Sequence[Node],
-    request: Mapping[str, Any],
-    shop: Workshop,
-    jobs: int | None,
-    cluster: Cluster,
-) -> dict[str, Any]:
+def _needed_bytes(run: Run, output: Path, where: Where) -> int:
+    """Return the disk space that results to come and the largest level's checkpoints take."""
+    store = Store(output / JOBS)
+    siblings = Counter(node.level for node in run.nodes if node.job.trains)
+    at_a_time = where.jobs or (
+        torch.get_num_threads() if where.cluster.engine == "local" else len(run.nodes)
+    )
+    results = checkpoints = largest = 0
+    for node in run.nodes:
+        job = node.job
+        largest = max(largest, job.model_bytes)
+        if not store.result(job):
+            results += job.result_bytes() - store.bytes_of(job)
+            at_once = max(1, min(siblings[node.level], at_a_time))
+            checkpoints = max(checkpoints, at_once * job.checkpoint_bytes(where.machine))
+    return max(0, results + checkpoints) + largest
+
+
+def _begin(run: Run, output: Path, where: Where) -> dict[str, Any]:
     """Check an old folder's request against this one, and write down how the run is run."""
-    old = read_json(output / RUN)
+    old = read_record(output)
+    identity = json.loads(json.dumps(run.identity))
     if old:
-        _check_same(output, old["request"], request)
-    machine, world = shop.machine, shop.world
-    todo = [node.job for node in nodes]
-    threads = machine.threads or default_threads(shop.decoders(todo))
-    if old and jobs is None:
-        jobs = old["engine"]["jobs"]
-    if old and not machine.threads:
-        threads = old["engine"]["threads"]
-    if jobs is None and cluster.engine == "local":
-        jobs = shop.default_jobs(todo, threads)
+        check_same(output, old["identity"], identity)
     content = {
-        "request": request,
-        "nodes": [_describe(node, shop) for node in nodes],
-        "engine": {
-            "name": cluster.engine,
-            "jobs": jobs,
-            "threads": threads,
-            "processes": world.size,
-        },
-        "data": shop.data_record(),
-        "machine": machine.to_json(),
+        "format": FORMAT,
+        "kind": run.kind,
+        "request": dict(run.request),
+        "identity": identity,
+        "nodes": [_describe(node) for node in run.nodes],
+        "engine": _engine_settings(run, where, old["engine"] if old else {}),
+        "data": dict(run.data),
+        "machine": where.machine.to_json(),
         "environment": environment(),
         "command": (old or {}).get("command", sys.argv[1:]),
         "started": (old or {}).get("started", datetime.now(UTC).isoformat(timespec="seconds")),
@@ -154,24 +264,46 @@ def begin_run(
     return content
 
 
-def _engine(nodes: Sequence[Node], run: Mapping[str, Any], cluster: Cluster) -> Engine:
-    """On this machine siblings side by side share the threads; one alone has them all."""
-    if cluster.engine == "ray":
-        return RayEngine(cluster=cluster, levels={node.job.key: node.level for node in nodes})
-    jobs, threads = run["engine"]["jobs"], run["engine"]["threads"]
-    siblings = Counter(node.level for node in nodes if node.job.trains)
-    share = {
-        node.job.key: max(1, threads // min(jobs, max(1, siblings[node.level]))) for node in nodes
+def _engine_settings(run: Run, where: Where, old: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how many trainings run side by side and with how many threads: as before, if any."""
+    trainings = [node.job for node in run.nodes if node.job.trains]
+    loaders = max(job.loader_processes(where.machine) for job in trainings)
+    threads = where.machine.threads or old.get("threads") or default_threads(loaders)
+    jobs = 1 if where.node else where.jobs or old.get("jobs")
+    if jobs is None and where.cluster.engine == "local":
+        leaves = [job for job in trainings if not job.parents]
+        alone = where.world.size > 1
+        jobs = (
+            1 if alone else leaves[0].measure_concurrency(len(leaves), threads, where.machine)
+        )
+    return {
+        "name": where.cluster.engine,
+        "jobs": jobs,
+        "threads": threads,
+        "processes": where.world.size,
     }
-    if jobs == 1 or run["engine"]["processes"] > 1:
-        return InProcess(threads=share)
-    gpus = torch.cuda.device_count() if run["machine"]["device"] in ("auto", "cuda") else 0
+
+
+def _engine(run: Run, record: Mapping[str, Any], where: Where) -> Engine:
+    """Return the engine: on this machine siblings divide the threads, and one alone has all."""
+    if where.cluster.engine == "ray":
+        levels = {node.job.key: node.level for node in run.nodes}
+        return RayEngine(cluster=where.cluster, levels=levels)
+    jobs, threads = record["engine"]["jobs"], record["engine"]["threads"]
+    siblings = Counter(node.level for node in run.nodes if node.job.trains)
+    each = {
+        node.job.key: max(1, threads // min(jobs, max(1, siblings[node.level])))
+        for node in run.nodes
+    }
+    if jobs == 1 or where.world.size > 1:
+        return InProcess(threads=each)
+    gpus = torch.cuda.device_count() if where.machine.device in ("auto", "cuda") else 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
     devices = [visible.split(",")[number % gpus] for number in range(jobs)] if gpus else []
-    return SideBySide(workers=jobs, threads=share, all_threads=max(threads, jobs), devices=devices)
+    return SideBySide(workers=jobs, threads=each, all_threads=max(threads, jobs), devices=devices)
 
 
-def _describe(node: Node, shop: Workshop) -> dict[str, Any]:
+def _describe(node: Node) -> dict[str, Any]:
     job = node.job
     return {
         "name": node.name,
@@ -179,12 +311,13 @@ def _describe(node: Node, shop: Workshop) -> dict[str, Any]:
         "key": job.key,
         "folder": f"{JOBS}/{folder_name(job)}",
         "parents": [parent.key for parent in job.parents],
-        "flops": shop.flops(job),
+        "flops": job.flops,
         **job.describe(),
     }
 
 
 def environment() -> dict[str, str]:
+    """Return the versions and devices that results may depend on in their last bits."""
     packages = ("rbdc", "torch", "torchvision", "timm", "numpy")
     return {
         **{name: version(name) for name in packages},
@@ -202,27 +335,3 @@ def _warn_of_versions(old: Mapping[str, str], new: Mapping[str, str]) -> None:
                 "results may differ in their last bits",
                 stacklevel=2,
             )
-
-
-def _check_same(output: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    different = list(differences(old, new))
-    if different:
-        more = f" and {len(different) - 5} more" if different[5:] else ""
-        raise RunError(
-            f"{output} holds a run that was asked for otherwise: "
-            + "; ".join(f"{name} was {was}, now {now}" for name, was, now in different[:5])
-            + more,
-            "Ask for the same to go on, or choose another folder.",
-        )
-
-
-def differences(
-    old: Mapping[str, Any], new: Mapping[str, Any], where: str = ""
-) -> Iterator[tuple[str, Any, Any]]:
-    """(name, old value, new value) of everything that differs, nested names with dots."""
-    for name in dict.fromkeys([*old, *new]):
-        was, now = old.get(name), new.get(name)
-        if isinstance(was, dict) and isinstance(now, dict):
-            yield from differences(was, now, f"{where}{name}.")
-        elif was != now:
-            yield f"{where}{name}", was, now

@@ -16,14 +16,12 @@ from rbdc.models import build, build_empty, export, halves_layout
 from rbdc.models.templates import folded, use_templates
 from rbdc.settings import Machine
 from rbdc.training.evaluation import evaluate
-from rbdc.training.loop import run_training
 from rbdc.training.machine import torch_device
 from rbdc.training.objective import Objective
 from rbdc.training.optimizer import make_optimizer, make_schedule
 from rbdc.training.problem import Problem
-from rbdc.training.progress import Observer, Trained
 from rbdc.training.state import Moments, State
-from rbdc.training.task import Task, describe_images, image_format
+from rbdc.training.task import Task, describe_images
 from rbdc.training.world import World
 
 
@@ -45,36 +43,6 @@ def initial_weights(task: Task) -> Start:
 
 def _templated(model: nn.Module, task: Task) -> nn.Module:
     return use_templates(model, task.templates) if task.templates else model
-
-
-def train(
-    task: Task,
-    data: DataSet,
-    folder: Path,
-    *,
-    start: Callable[[], Start],
-    machine: Machine,
-    world: World,
-    teacher: nn.Module | None = None,
-    blocks: int = 1,
-    flops_per_image: float = 0.0,
-    flops_before: float = 0.0,
-    observe: Observer = lambda _progress: None,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Trained:
-    """Train `task` in `folder`, as `run_training` does. `start` gives the initial weights, if there
-    is no checkpoint. Weights are looked at in `blocks` x `blocks` blocks, now and then."""
-    work = Classification(task, data, start, machine, world, teacher, blocks)
-    return run_training(
-        work,
-        folder,
-        machine=machine,
-        world=world,
-        flops_per_image=flops_per_image,
-        flops_before=flops_before,
-        observe=observe,
-        stopped=stopped,
-    )
 
 
 def classifier_state(
@@ -124,19 +92,23 @@ class Classification(Problem):
         start: Callable[[], Start],
         machine: Machine,
         world: World,
-        teacher: nn.Module | None,
-        blocks: int,
+        *,
+        teacher: nn.Module | None = None,
+        blocks: int = 1,
     ) -> None:
+        """Prepare batches; `start` gives the initial weights if there is no checkpoint.
+
+        The norms of `blocks` x `blocks` blocks of each weight are logged now and then.
+        """
         self.task, self.data, self.start, self.machine = task, data, start, machine
         self.world, self.teacher = world, teacher
         self.name, self.recipe, self.epochs = str(task.model), task.recipe, task.epochs
         self.device = torch_device(machine, world.local_rank)
-        self.image = image_format(task.model, task.recipe, data)
         micro = task.recipe.grad_accum_steps
         self.training = TrainingBatches(
             data,
             task.recipe,
-            self.image,
+            task.image,
             seed=task.seed,
             batch_size=task.recipe.batch_size,
             shares=(world.size * micro, range(world.rank * micro, (world.rank + 1) * micro)),
@@ -145,7 +117,7 @@ class Classification(Problem):
         )
         self.test = EvaluationBatches(
             data,
-            self.image,
+            task.image,
             batch_size=max(256, task.recipe.batch_size // world.size),
             part=(world.size, world.rank),
             device=self.device,
@@ -170,7 +142,7 @@ class Classification(Problem):
             teacher=self.teacher,
         )
         for model in state.models():
-            describe_images(model, self.image)
+            describe_images(model, self.task.image)
             set_class_names(model, self.data.class_names)
         return state
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -31,53 +31,27 @@ LOGGED_STEPS, BOARD_STEPS = 1000, 100  # of a training, evenly spread: log.jsonl
 LOGGED_BLOCKS = 100  # times that blocks of weights are looked at in a training
 
 
-def run_training(
-    problem: Problem,
-    folder: Path,
-    *,
-    machine: Machine,
-    world: World,
-    flops_per_image: float = 0.0,
-    flops_before: float = 0.0,
-    observe: Observer = lambda _progress: None,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Trained:
-    """Train `problem` in `folder`, or go on with it there.
-
-    When `stopped` says so, the step is finished, saved, and Interrupted is raised. The best model
-    is kept in `folder/best`. FLOPs are only logged: an image costs `flops_per_image`, and
-    `flops_before` were spent on the parents.
-    """
-    if machine.threads:
-        torch.set_num_threads(machine.threads)
-    if machine.deterministic:
-        make_deterministic()
-    flops = (flops_before, flops_per_image)
-    session = _Session(problem, folder, machine, world, observe, flops)
-    try:
-        return session.run(stopped)
-    except torch.OutOfMemoryError as error:
-        share = problem.recipe.batch_size // world.size // problem.recipe.grad_accum_steps
-        raise TrainingError(
-            f"the device has no memory for {problem.name} with {share} images at a time: {error}",
-            "Give a batch in more parts (--grad-accum-steps), use --amp, or more processes.",
-        ) from error
-    finally:
-        session.close()
-
-
-class _Session:
-    """One sitting of a training."""
+class Session:
+    """One session of a training, from its start or the last checkpoint on."""
 
     def __init__(
         self,
         problem: Problem,
         folder: Path,
+        *,
         machine: Machine,
         world: World,
-        observe: Observer,
-        flops: tuple[float, float],
+        flops: tuple[float, float] = (0.0, 0.0),
+        observe: Observer = lambda _progress: None,
     ) -> None:
+        """Prepare to train `problem` in `folder`, or to continue it there.
+
+        FLOPs are only logged: `flops` are those spent on the parents, and those of one image.
+        """
+        if machine.threads:
+            torch.set_num_threads(machine.threads)
+        if machine.deterministic:
+            make_deterministic()
         self.problem, self.folder, self.machine = problem, folder, machine
         self.world, self.observe, self.flops = world, observe, flops
         self.steps, self.steps_per_epoch = problem.steps, problem.steps_per_epoch
@@ -101,13 +75,33 @@ class _Session:
             if world.is_main
             else None
         )
-        if self.state.step == 0:
-            self._log_blocks()
         self.began = self.saved_at = self.told_at = time.monotonic()
         self.save_seconds = FIRST_SAVE_SECONDS
         self.since, self.speed = (self.state.step, self.began), 0.0  # of this epoch
 
-    def run(self, stopped: Callable[[], bool]) -> Trained:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self.logs:
+            self.logs.close()
+        if isinstance(error, torch.OutOfMemoryError):
+            recipe = self.problem.recipe
+            images = recipe.batch_size // self.world.size // recipe.grad_accum_steps
+            raise TrainingError(
+                f"the device has no memory for {self.problem.name} with {images} images at a "
+                f"time: {error}",
+                "Give a batch in more parts (--grad-accum-steps), use --amp, or more processes.",
+            ) from error
+
+    def run(self, stopped: Callable[[], bool] = lambda: False) -> Trained:
+        """Train to the end.
+
+        When `stopped` says so, finish the step, save, and raise Interrupted. The best model is
+        written to `folder/best`.
+        """
+        if self.state.step == 0:
+            self._log_blocks()
         check_every = 1 if self.state.device.type == "cpu" else 16  # reading a loss waits for a GPU
         log_every, board_every = (max(1, self.steps // n) for n in (LOGGED_STEPS, BOARD_STEPS))
         for step, micro in enumerate(
@@ -139,10 +133,6 @@ class _Session:
             images=self.steps * self.problem.recipe.batch_size,
             seconds=self._seconds(),
         )
-
-    def close(self) -> None:
-        if self.logs:
-            self.logs.close()
 
     def _check_weights(self) -> None:
         """A gradient may be infinite although its loss is not."""

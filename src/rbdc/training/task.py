@@ -18,6 +18,8 @@ class Task:
 
     model: ModelSpec
     recipe: Recipe
+    image: ImageFormat
+    """What the model takes; `image_format` finds it."""
     epochs: float
     seed: int
     warmup_epochs: float

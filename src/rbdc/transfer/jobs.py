@@ -1,7 +1,8 @@
 """Detection's jobs: a detector on a backbone, known by everything that decides it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,26 @@ import torch
 from torch import nn
 
 from rbdc.data import derive_seed
-from rbdc.disk import sha256_of
-from rbdc.jobs.job import Job
-from rbdc.jobs.layout import MODEL, RUN
-from rbdc.models import ModelSpec, build, spec_of
+from rbdc.disk import sha256_of, write_json
+from rbdc.errors import RunError
+from rbdc.jobs.job import FORMAT, Context, Job
+from rbdc.jobs.layout import AVERAGE, MODEL, PREDICTIONS, RUN, SCORES, SHEET, WEIGHTS
+from rbdc.models import ModelSpec, build, build_empty, spec_of
 from rbdc.models.folder import weights_in
+from rbdc.plan import Hardware, Scaling, training_flops
+from rbdc.settings import Machine
 from rbdc.settings.detection import DetectionRecipe
+from rbdc.training import Observer, Session, Trained
+from rbdc.training.machine import check_machine
+from rbdc.training.optimizer import optimizer_slots
+from rbdc.transfer.batches import check_shares
+from rbdc.transfer.detection import Detection, Splits, settings_of, views_of
+from rbdc.transfer.detector import DetectorCost, build_detector, detector_cost
+from rbdc.transfer.scores import score
 from rbdc.transfer.weights import open_classifier
 
 SCRATCH = "scratch:"
-FORMAT = 1  # of what a job leaves behind; another number makes other keys
+BYTES_PER_WEIGHT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,28 +89,28 @@ def find_backbone(path: str, **how: Any) -> Backbone:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectJob(Job):
-    """Train a detector on a backbone."""
+    """Train a detector on a backbone, and score it as COCO does."""
 
     parents = ()
     backbone: Backbone
     recipe: DetectionRecipe
     seed: int
-    data: Mapping[str, str]
-    """Fingerprints of the splits."""
-    class_names: tuple[str, ...]
+    splits: Splits = field(repr=False, compare=False)
 
     def content(self) -> dict[str, Any]:
+        """Return everything that decides the result."""
         return {
             "kind": "detect",
             "format": FORMAT,
             "backbone": self.backbone.content(),
             "recipe": self.recipe.to_json(),
             "seed": self.seed,
-            "data": dict(self.data),
-            "class_names": list(self.class_names),
+            "data": dict(self.splits.fingerprints),
+            "class_names": list(self.splits.class_names),
         }
 
     def describe(self) -> dict[str, Any]:
+        """Return what run.json says about the job."""
         return {
             "kind": "detect",
             "backbone": self.backbone.name,
@@ -110,4 +121,117 @@ class DetectJob(Job):
 
     @property
     def label(self) -> str:
+        """The backbone's architecture and its width."""
         return f"detect-{self.backbone.spec.name}-w{self.backbone.spec.width:g}"
+
+    @property
+    def cost(self) -> DetectorCost:
+        """The whole detector on an image of the largest size it is given."""
+        return _cost(self.backbone.spec, len(self.splits.class_names), self.recipe)
+
+    @property
+    def image_flops(self) -> float:
+        """FLOPs of training on one image."""
+        return training_flops(self.cost.total_flops, 1, 1)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the whole training."""
+        batch_size = self.recipe.batch_size
+        steps = self.recipe.steps(len(self.splits.train.pictures) // batch_size)
+        return self.image_flops * steps * batch_size
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the detector's weights."""
+        return BYTES_PER_WEIGHT * self.cost.total_parameters
+
+    def result_bytes(self) -> int:
+        """Return the bytes of the last and the best detector, and of the EMA's."""
+        return self.model_bytes * (2 + self.recipe.model_ema)
+
+    def checkpoint_bytes(self, machine: Machine) -> int:
+        """Return the bytes of checkpoints: weights, best weights, two moments, EMA weights."""
+        return self.model_bytes * (4 + self.recipe.model_ema) * (machine.keep + 1)
+
+    def check(self, machine: Machine, processes: int) -> None:
+        """Refuse sharded weights, a batch that does not divide, and what cannot be built."""
+        if machine.parallel == "fsdp":
+            raise RunError(
+                "a detector's processes each need all its weights: what they compute differs",
+                "Use --parallel ddp.",
+            )
+        recipe = self.recipe
+        micro_batches = processes * recipe.grad_accum_steps
+        check_shares(len(self.splits.train.pictures), recipe.batch_size, micro_batches)
+        views_of(recipe).transform()
+        optimizer_slots(recipe)
+        _ = self.cost  # builds it, without weights
+
+    def check_device(self, machine: Machine, local_rank: int = 0) -> None:
+        """Refuse what this machine cannot do."""
+        check_machine(machine, self.recipe, local_rank)
+
+    def measure_scaling(self, machine: Machine) -> Scaling:  # noqa: ARG002
+        """Return the speed that the FLOPs suggest; it is assumed, not measured."""
+        recipe = self.recipe
+        return Scaling(
+            batch_size=recipe.batch_size // recipe.grad_accum_steps,
+            images_per_second=(Hardware().flops_per_second / self.image_flops,),
+            gradient_bytes=(self.model_bytes,),
+        )
+
+    def run(
+        self, context: Context, observe: Observer, stopped: Callable[[], bool]
+    ) -> dict[str, Any]:
+        """Train the detector; leave it with predictions, scores and pictures in its folder."""
+        folder, world = context.store.folder(self), context.world
+        problem = Detection(
+            self.backbone.open(self.seed),
+            self.splits,
+            self.recipe,
+            self.seed,
+            identity=self.content(),
+            name=f"Mask R-CNN on {self.backbone.spec}",
+            machine=context.machine,
+            world=world,
+        )
+        with Session(
+            problem,
+            folder,
+            machine=context.machine,
+            world=world,
+            flops=(0.0, self.image_flops),
+            observe=observe,
+        ) as session:
+            trained = session.run(stopped)
+        result = {
+            "kind": "detect",
+            "backbone": self.backbone.name,
+            "seed": self.seed,
+            "best": trained.best,
+            "images": trained.images,
+            "training_flops": self.image_flops * trained.images,
+            "seconds": trained.seconds,
+        }
+        return world.broadcast(lambda: result | self._save(problem, trained, folder))
+
+    def _save(self, problem: Detection, trained: Trained, folder: Path) -> dict[str, Any]:
+        """Write the detector, its predictions with scores and pictures, and the weight report."""
+        state = trained.state
+        problem.keep(state.model, folder / MODEL)
+        if state.averaged is not None:
+            problem.keep(state.averaged, folder / AVERAGE)
+        problem.draw(state.best_model(), folder / SHEET)
+        problem.results.write(folder / PREDICTIONS)
+        write_json(folder / WEIGHTS, problem.weights.to_json())
+        scores = score(self.splits.val.annotations, problem.results, by_class=True)
+        write_json(folder / SCORES, scores.to_json())
+        maps = {"box_map": scores.boxes.ap, "mask_map": scores.masks.ap}
+        return {**maps, "scores": scores.to_json()}
+
+
+@cache
+def _cost(spec: ModelSpec, classes: int, recipe: DetectionRecipe) -> DetectorCost:
+    detector, _ = build_detector(build_empty(spec), classes=classes, settings=settings_of(recipe))
+    return detector_cost(detector, recipe.min_size, recipe.max_size)

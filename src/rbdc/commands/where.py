@@ -1,0 +1,33 @@
+"""Where a command's jobs run, from its options."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from jsonargparse import Namespace
+
+from rbdc.options import given_settings
+from rbdc.settings import Cluster, Machine
+
+if TYPE_CHECKING:
+    from rbdc.runs.run import Where
+
+
+@contextmanager
+def joined(options: Namespace) -> Iterator["Where"]:
+    """Join the processes that torchrun started, if any; yield where jobs run; leave them."""
+    from rbdc.runs.run import Where
+    from rbdc.training import join_world
+    from rbdc.training.world import leave_world
+
+    machine = Machine(**given_settings(options, Machine))
+    try:
+        yield Where(
+            machine=machine,
+            cluster=Cluster(**given_settings(options, Cluster)),
+            jobs=options.jobs,
+            world=join_world(machine.device),
+            node=options.get("node"),
+        )
+    finally:
+        leave_world()

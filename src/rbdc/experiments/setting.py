@@ -1,0 +1,57 @@
+"""From a request and a recipe to the setting of trials: data, model, images, teacher."""
+
+from dataclasses import replace
+
+from rbdc.data import DataSet, open_data
+from rbdc.errors import RecipeError
+from rbdc.growth import Setting
+from rbdc.models import ModelSpec, family
+from rbdc.settings import Recipe, Request
+from rbdc.training import World, fit_to_data
+from rbdc.training.teacher import load_teacher
+
+
+def make_setting(
+    request: Request, recipe: Recipe, world: World, data: DataSet | None = None
+) -> Setting:
+    """Open the data unless it is given, fit the model to it, and load the recipe's teacher."""
+    if request.model is None:
+        raise RecipeError("no model is named", "Give --model, a timm name, or a recipe that does.")
+    data = data or _open(request, world)
+    arguments = dict(request.model_kwargs)
+    if request.img_size is not None:
+        arguments["img_size"] = request.img_size
+    spec = fit_to_data(
+        ModelSpec(name=request.model, width=request.width, arguments=arguments), data, recipe
+    )
+    baseline = request.baseline_epochs
+    setting = Setting(
+        model=spec,
+        recipe=recipe,
+        data=data,
+        baseline_epochs=family(spec).baseline_epochs if baseline is None else baseline,
+        ratio=request.ratio,
+        counter=request.counter,
+        transition=request.transition,
+        carry_warmup_epochs=request.carry_warmup_epochs,
+        narrow_lr=request.narrow_lr,
+        allow_inexact=request.allow_inexact,
+    )
+    teacher = load_teacher(recipe, setting.image, len(data.class_names), request.counter)
+    return replace(setting, teacher=teacher)
+
+
+def _open(request: Request, world: World) -> DataSet:
+    def open_it(download: bool) -> DataSet:
+        return open_data(
+            request.data,
+            folder=request.data_dir,
+            download=download,
+            in_memory=request.in_memory,
+            skip_bad=request.skip_bad,
+        )
+
+    if request.data_download and world.size > 1:  # one process downloads, then all read
+        world.broadcast(lambda: open_it(True).fingerprint)
+        return open_it(False)
+    return open_it(request.data_download)

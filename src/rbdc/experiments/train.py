@@ -1,0 +1,137 @@
+"""Train one wide model by RBDC: a comparison with one trial, and standard training beside it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rbdc.experiments.results import Entry, summary_of
+from rbdc.experiments.setting import make_setting
+from rbdc.growth import Setting, Trial
+from rbdc.growth.rbdc import Rbdc
+from rbdc.growth.standard import Standard
+from rbdc.jobs.engine import Watcher
+from rbdc.jobs.job import Node
+from rbdc.jobs.layout import AVERAGE, JOBS, MODEL
+from rbdc.jobs.store import Store
+from rbdc.models import copy_model, timm_builds
+from rbdc.plan import Plan
+from rbdc.runs.run import Result, Run, Where, start
+from rbdc.settings import Cluster, Machine, Recipe, Request, read_recipe, split_settings
+from rbdc.training import World
+
+_PLANNING = ("total_flops", "epochs", "total_epochs", "schedule", "costs", "rounding")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A training that is ready to start: everything is checked, nothing is written yet."""
+
+    request: Request
+    setting: Setting
+    plan: Plan
+    entries: tuple[Entry, ...]
+    """RBDC's trial, and standard training's if it was asked for."""
+
+    @property
+    def tree(self) -> Trial:
+        """RBDC's own jobs."""
+        return self.entries[0].trial
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All jobs: the tree's, leaves first, and standard training's."""
+        beside = [replace(e.trial.target, name=e.protocol) for e in self.entries[1:]]
+        return [*self.tree.nodes, *beside]
+
+    def run(self) -> Run:
+        """Return what is run."""
+        return Run(
+            kind="train",
+            nodes=self.nodes,
+            request=asdict(self.request) | self.setting.recipe.to_json(),
+            identity={
+                "setting": self.setting.to_json(),
+                "plan": self.plan.to_json(),
+                "seed": self.request.seed,
+            },
+            data=self.setting.data.to_json(),
+            result=self._result,
+            finish=self._finish,
+        )
+
+    def _result(self, output: Path) -> Result:
+        """Return the trials' summary, and every job's result by its node's name."""
+        store = Store(output / JOBS)
+        results = {node.name: store.result(node.job) or {} for node in self.nodes}
+        mine = [results[node.name] for node in self.tree.nodes]
+        target = results[self.tree.target.name]
+        spent = _sum(mine, "training_flops")
+        return {
+            **summary_of(self.setting, self.entries, output),
+            **{name: target.get(name) for name in ("top1", "top5", "loss", "best")},
+            "training_flops": spent,
+            "teacher_flops": _sum(mine, "teacher_flops"),
+            "planned_flops": self.plan.training_flops,
+            "normalized_flops": spent / self.plan.baseline_flops,
+            "seconds": _sum(results.values(), "seconds"),
+            "timm_loads": timm_builds(self.setting.model),
+            "nodes": results,
+            **{entry.protocol: results[entry.protocol] for entry in self.entries[1:]},
+        }
+
+    def _finish(self, output: Path, result: Result) -> None:
+        """Copy the target to where the user looks for it."""
+        folder = Store(output / JOBS).folder(self.tree.target.job)
+        trained = folder / (AVERAGE if (folder / AVERAGE).exists() else MODEL)
+        copy_model(trained, output / MODEL, record={"run": result})
+
+
+def _sum(results: Iterable[Mapping[str, Any]], name: str) -> float:
+    return sum(float(result.get(name, 0)) for result in results)
+
+
+def prepare(request: Request, recipe: Recipe, world: World | None = None) -> Training:
+    """Open the data, make the plan and the jobs; refuse what does not fit together."""
+    setting = make_setting(request, recipe, world or World())
+    protocol = Rbdc(
+        steps=request.steps, planning={name: getattr(request, name) for name in _PLANNING}
+    )
+    plan = protocol.plan(setting, request.budget)
+    trials = {protocol.name: protocol.tree(setting, plan, request.seed)}
+    if request.with_baseline:  # standard training for exactly the FLOPs of the whole tree
+        trials[Standard.name] = Standard().trial(setting, plan.normalized_flops, request.seed)
+    entries = tuple(
+        Entry(
+            protocol=name,
+            budget=plan.normalized_flops,
+            seed=request.seed,
+            trial=trial,
+            lr=recipe.learning_rate,
+        )
+        for name, trial in trials.items()
+    )
+    return Training(request=request, setting=setting, plan=plan, entries=entries)
+
+
+def train(
+    output: str | Path,
+    *,
+    recipe: str = "demo",
+    machine: Machine | None = None,
+    jobs: int | None = None,
+    cluster: Cluster | None = None,
+    watch: Watcher = lambda _event: None,
+    **settings: Any,
+) -> Result:
+    """Train a wide model by RBDC, as `rbdc train` does, and return the result.
+
+    `recipe` is a shipped one or a YAML file; `settings` override it, by the names of Request and
+    Recipe: `train("runs/x", recipe="deit", model="deit_base_patch16_224", data="/data/imagenet",
+    steps=2, budget=0.7, lr=5e-4)`. The same call continues a run that was stopped.
+    """
+    training = prepare(*split_settings(read_recipe(recipe), settings))
+    where = Where(machine=machine or Machine(), cluster=cluster or Cluster(), jobs=jobs)
+    result = start(training.run(), output, where, watch)
+    assert result is not None
+    return result

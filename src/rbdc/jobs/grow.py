@@ -1,0 +1,142 @@
+"""Make the initial weights of a wide model from trained ones: couple two, or what a rival does."""
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rbdc.data import EvaluationBatches, TrainingBatches
+from rbdc.jobs.job import FORMAT, Context, Job
+from rbdc.jobs.layout import KEPT, MODEL, START
+from rbdc.jobs.method import GrowthContext, Method, Parent
+from rbdc.jobs.train import TrainJob, bytes_of
+from rbdc.models import ModelSpec, load
+from rbdc.plan import forward_flops, training_flops
+from rbdc.training import Observer, evaluate
+from rbdc.training.checkpoint import read_state, write_state
+from rbdc.training.machine import torch_device
+from rbdc.training.objective import Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowJob(Job):
+    """Apply a growth method to trained parents, and evaluate the result before any step."""
+
+    trains = False
+    model: ModelSpec
+    parents: tuple[TrainJob, ...]
+    method: Method
+    seed: int = 0
+    """Seed of what the method draws."""
+    images: int = 0
+    """Training images that the method may look at, and pays for."""
+
+    def content(self) -> dict[str, Any]:
+        """Return everything that decides the result."""
+        return {
+            "kind": "grow",
+            "format": FORMAT,
+            "model": self.model.to_json(),
+            "parents": [parent.key for parent in self.parents],
+            "method": self.method.content(),
+            "seed": self.seed,
+            "images": self.images,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Return what run.json says about the job."""
+        return {"kind": "grow", "width": self.model.width, "method": self.method.content()}
+
+    @property
+    def label(self) -> str:
+        """The method, the architecture and its width."""
+        return f"{self.method.name}-{self.model.name}-w{self.model.width:g}"
+
+    @property
+    def size(self) -> str:
+        """The width, for people."""
+        return f"width {self.model.width:g}"
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the images that the method looks at."""
+        counter = self.parents[0].counter
+        per_image = training_flops(forward_flops(self.model, counter=counter), 1, 1)
+        return self.method.cost * per_image * self.images
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the wide model's weights."""
+        return bytes_of(self.model)
+
+    def result_bytes(self) -> int:
+        """Return the bytes of the weights, and of two moments where they are carried over."""
+        return self.model_bytes * (1 + 2 * bool(self.method.keeps))
+
+    def run(
+        self,
+        context: Context,
+        observe: Observer,  # noqa: ARG002
+        stopped: Callable[[], bool],  # noqa: ARG002
+    ) -> dict[str, Any]:
+        """Grow the wide model, evaluate it before any step, and write where training starts."""
+        began, saved = time.monotonic(), self.method.keeps
+        store, machine, world = context.store, context.machine, context.world
+        parents = [
+            Parent(model=load(folder / MODEL), kept=read_state(folder / KEPT) if saved else None)
+            for folder in map(store.folder, self.parents)
+        ]
+        device = torch_device(machine, world.local_rank)
+        grown = self.method.grow(parents, self.model, self._context(context, device))
+        test = EvaluationBatches(
+            self.parents[0].data,
+            self.parents[0].task.image,
+            batch_size=256,
+            part=(world.size, world.rank),
+            device=device,
+            workers=machine.workers,
+        )
+        scores = evaluate(grown.model.to(device), test, world, nullcontext())
+        tensors: dict[str, Tensor] = {f"model/{k}": v for k, v in grown.model.state_dict().items()}
+        facts: dict[str, Any] = {}
+        if grown.optimizer is not None:
+            moments, facts["optimizer"] = grown.optimizer
+            tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
+        if world.is_main:
+            write_state(store.folder(self) / START, tensors, facts)
+        return {
+            "kind": "grow",
+            "method": self.method.content(),
+            **scores.to_json(),
+            **grown.record,
+            "images": self.images,
+            "training_flops": self.flops,
+            "seconds": time.monotonic() - began,
+        }
+
+    def _context(self, context: Context, device: torch.device) -> GrowthContext:
+        """Give every process the same batches; only the main one's result is used."""
+        parent = self.parents[0]
+        recipe = parent.task.recipe
+        objective = Objective(recipe, None)
+        batches = TrainingBatches(
+            parent.data,
+            recipe,
+            parent.task.image,
+            seed=self.seed,
+            batch_size=recipe.batch_size,
+            device=device,
+            workers=context.machine.workers,
+        )
+        return GrowthContext(
+            seed=self.seed,
+            device=device,
+            batches=lambda: (
+                micro[0] for micro in batches.from_step(0, self.images // recipe.batch_size)
+            ),
+            loss=lambda model, batch: objective(model(batch.images), batch.images, batch.targets),
+        )

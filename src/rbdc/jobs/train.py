@@ -1,0 +1,253 @@
+"""Train one classifier: from its own initialisation (a leaf) or from one grown of its parents."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rbdc.coupling import check_slots
+from rbdc.data import DataSet, ImageFormat, ImageSet, check_batch_size, check_image_size
+from rbdc.data.augment import training_transform
+from rbdc.errors import CouplingError, WidthError
+from rbdc.jobs.job import FORMAT, Context, Job
+from rbdc.jobs.layout import AVERAGE, KEPT, MODEL, START
+from rbdc.jobs.measure import faster_jobs, images_per_second
+from rbdc.jobs.method import Kept
+from rbdc.models import ModelSpec, build_empty, export, halves_layout, shapes_of
+from rbdc.models.templates import folded
+from rbdc.plan import CounterName, Scaling, forward_flops, training_flops
+from rbdc.plan.flops import DEFAULT_COUNTER
+from rbdc.settings import Machine, Recipe
+from rbdc.training import Observer, Session, Start, Task, Trained, initial_weights
+from rbdc.training.checkpoint import read_state, write_state
+from rbdc.training.classification import Classification
+from rbdc.training.machine import check_machine, torch_device
+from rbdc.training.optimizer import optimizer_slots
+from rbdc.training.state import part
+from rbdc.training.teacher import Teacher
+
+if TYPE_CHECKING:
+    from rbdc.jobs.grow import GrowJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob(Job):
+    """Train a task's model on the data, and save what the next growth step needs of it."""
+
+    task: Task
+    data: DataSet = field(repr=False, compare=False)
+    initial: "GrowJob | None" = None
+    """The job that makes the initial weights; None draws them from the task's seed."""
+    teacher: Teacher | None = None
+    keeps: Kept = ""
+    """What is saved for growth beside the weights."""
+    counter: CounterName = DEFAULT_COUNTER
+
+    @property
+    def model(self) -> ModelSpec:
+        """The architecture at its width."""
+        return self.task.model
+
+    @property
+    def parents(self) -> "tuple[GrowJob, ...]":  # type: ignore[override]
+        """The growth job, if there is one."""
+        return (self.initial,) if self.initial else ()
+
+    def content(self) -> dict[str, Any]:
+        """Return everything that decides the result."""
+        return {
+            "kind": "train",
+            "format": FORMAT,
+            "task": self.task.to_json(),
+            "data": self.data.fingerprint,
+            "class_names": list(self.data.class_names),
+            "initial": self.initial.key if self.initial else None,
+            "teacher": self.teacher.sha256 if self.teacher else None,
+            "keeps": self.keeps,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Return what run.json says about the job."""
+        task = self.task
+        return {
+            "kind": "train",
+            "width": self.model.width,
+            "epochs": task.epochs,
+            "seed": task.seed,
+        }
+
+    @property
+    def label(self) -> str:
+        """The architecture and its width."""
+        return f"{self.model.name}-w{self.model.width:g}"
+
+    @property
+    def size(self) -> str:
+        """The width, for people."""
+        return f"width {self.model.width:g}"
+
+    @property
+    def image_flops(self) -> float:
+        """FLOPs of training on one image."""
+        return training_flops(forward_flops(self.model, counter=self.counter), 1, 1)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the images that the training will really see."""
+        batch_size = self.task.recipe.batch_size
+        return self.image_flops * self.task.steps(len(self.data.train) // batch_size) * batch_size
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the model's weights."""
+        return bytes_of(self.model)
+
+    def result_bytes(self) -> int:
+        """Return the bytes of the last and the best model, the EMA's, and what growth needs."""
+        saved = 2 * self._training_bytes * bool(self.keeps)
+        return self.model_bytes * (2 + self.task.recipe.model_ema) + saved
+
+    def checkpoint_bytes(self, machine: Machine) -> int:
+        """Return the bytes of checkpoints: weights, best weights, two moments, EMA weights."""
+        copies = 4 + self.task.recipe.model_ema
+        return self._training_bytes * copies * (machine.keep + 1)
+
+    @property
+    def _training_bytes(self) -> int:
+        return self.model_bytes * max(1, self.task.templates)
+
+    def check(self, machine: Machine, processes: int) -> None:  # noqa: ARG002
+        """Refuse a batch that does not divide, images that do not fit, an unusable optimizer."""
+        task, data = self.task, self.data
+        recipe = task.recipe
+        micro_batches = processes * recipe.grad_accum_steps
+        check_batch_size(len(data.train), recipe.batch_size, micro_batches, mixes=recipe.mixes)
+        if isinstance(data.train, ImageSet) and recipe.batched:
+            check_image_size(data.train, task.image)
+        _check_recipe(recipe, task.image)
+        if self.keeps == "optimizer":
+            check_slots(optimizer_slots(recipe))
+
+    def check_device(self, machine: Machine, local_rank: int = 0) -> None:
+        """Refuse what this machine cannot do."""
+        check_machine(machine, self.task.recipe, local_rank)
+
+    def loader_processes(self, machine: Machine) -> int:
+        """Return how many processes decode images: none for images in memory."""
+        in_memory = self.data.in_memory and self.task.recipe.batched
+        return 0 if in_memory else machine.workers
+
+    def measure_concurrency(self, siblings: int, threads: int, machine: Machine) -> int:
+        """Return how many siblings at a time give the most images per second; one on a GPU."""
+        if siblings == 1 or torch_device(machine).type != "cpu":
+            return 1
+        return faster_jobs(self.task, self.data, threads=threads, siblings=siblings)
+
+    def measure_scaling(self, machine: Machine) -> Scaling:
+        """Measure how fast the model trains here, on noise."""
+        recipe = self.task.recipe
+        speed, images = images_per_second(self.task, machine)
+        return Scaling(
+            batch_size=recipe.batch_size // recipe.grad_accum_steps,
+            images_per_second=(speed,),
+            gradient_bytes=(self.model_bytes,),
+            largest_share=None if torch_device(machine).type == "cpu" else images,
+        )
+
+    def run(
+        self, context: Context, observe: Observer, stopped: Callable[[], bool]
+    ) -> dict[str, Any]:
+        """Train the model, and leave it with what growth needs in the job's folder."""
+        folder, world = context.store.folder(self), context.world
+        problem = Classification(
+            self.task,
+            self.data,
+            lambda: self._start(context),
+            context.machine,
+            world,
+            teacher=self.teacher.model if self.teacher else None,
+            blocks=self._blocks(),
+        )
+        flops_before = sum(parent.total_flops for parent in self.parents)
+        with Session(
+            problem,
+            folder,
+            machine=context.machine,
+            world=world,
+            flops=(flops_before, self.image_flops),
+            observe=observe,
+        ) as session:
+            trained = session.run(stopped)
+        result = self._result(trained)
+        self._save(folder, trained, result, writes=world.is_main)
+        return result
+
+    def _start(self, context: Context) -> Start:
+        if self.initial is None:
+            return initial_weights(self.task)
+        tensors, facts = read_state(context.store.folder(self.initial) / START)
+        model = build_empty(self.model)
+        model.load_state_dict(part(tensors, "model/"))
+        moments = part(tensors, "optimizer/")
+        return Start(model=model, optimizer=(moments, facts["optimizer"]) if moments else None)
+
+    def _blocks(self) -> int:
+        """Return the blocks per side whose norms are logged: one per leaf, 2 if never coupled."""
+        if self.initial is None:
+            return 2 if _has_halves(self.model) else 1
+        parent = self.initial.parents[0]
+        return 2 if parent.initial is None else 2 * parent._blocks()
+
+    def _result(self, trained: Trained) -> dict[str, Any]:
+        last = trained.history[-1]
+        return {
+            "kind": "train",
+            "top1": last.get("ema_top1", last["top1"]),
+            "top5": last.get("ema_top5", last["top5"]),
+            "loss": last.get("ema_loss", last["loss"]),
+            "last": last,
+            "best": trained.best,
+            "images": trained.images,
+            "training_flops": self.image_flops * trained.images,
+            "teacher_flops": self.teacher.forward_flops * trained.images if self.teacher else 0,
+            "seconds": trained.seconds,
+        }
+
+    def _save(
+        self, folder: Path, trained: Trained, result: dict[str, Any], *, writes: bool
+    ) -> None:
+        """Write the model, its EMA and what growth needs. Collective: every rank must call it."""
+        record = {"job": {"key": self.key, **self.content()}, "result": result}
+        state = trained.state
+        for place, model in ((MODEL, state.model), (AVERAGE, state.averaged)):
+            plain = state.plain(model) if model is not None else None
+            if plain is not None and writes:
+                export(folded(plain), folder / place, record=record, force=True)
+        if self.keeps:
+            tensors, facts = state.saved()
+            saved = {"optimizer": ("optimizer/", facts["optimizer"]), "templates": ("model/", {})}
+            prefix, others = saved[self.keeps]
+            if writes:
+                write_state(folder / KEPT, part(tensors, prefix), others)
+
+
+def bytes_of(spec: ModelSpec) -> int:
+    """Return the bytes of a model's weights."""
+    return sum(t.numel() * t.element_size() for t in shapes_of(spec).values())
+
+
+@cache
+def _check_recipe(recipe: Recipe, image: ImageFormat) -> None:
+    """Refuse an optimizer or an augmentation that cannot be made."""
+    optimizer_slots(recipe)
+    training_transform(recipe, image)
+
+
+def _has_halves(model: ModelSpec) -> bool:
+    """Return whether it could be coupled of two; standard training also takes other models."""
+    try:
+        halves_layout(model)
+    except (CouplingError, WidthError):
+        return False
+    return True
