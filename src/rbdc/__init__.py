@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rbdc.experiments.train import Training, prepare, train
     from rbdc.models import ModelSpec, build, export, load, spec_of
     from rbdc.plan import Plan, Stage, count_flops, forward_flops, make_plan
+    from rbdc.runs.run import Run, Where, start
     from rbdc.settings import Cluster, Machine, Recipe, Request
 
 __version__ = "0.1.0"
@@ -41,6 +42,9 @@ _HOME = {
     "train": "experiments.train",
     "ComparisonSpec": "experiments.compare",
     "compare": "experiments.compare",
+    "Run": "runs.run",
+    "Where": "runs.run",
+    "start": "runs.run",
 }
 __all__ = [
     "Cluster",
@@ -53,8 +57,10 @@ __all__ = [
     "RbdcError",
     "Recipe",
     "Request",
+    "Run",
     "Stage",
     "Training",
+    "Where",
     "build",
     "compare",
     "count_flops",
@@ -66,6 +72,7 @@ __all__ = [
     "open_data",
     "prepare",
     "spec_of",
+    "start",
     "train",
     "verify_coupling",
 ]

@@ -4,12 +4,12 @@ from typing import Any
 
 
 def show(renderable: Any) -> None:
-    """Print it once, as wide as the terminal."""
+    """Print once, as wide as the terminal."""
     make_console().print(renderable)
 
 
 def make_console(*, quiet: bool = False) -> Any:
-    """As wide as the terminal; a quiet one prints nothing."""
+    """Return a console as wide as the terminal; a quiet one prints nothing."""
     from rich.console import Console
 
     console = Console(quiet=quiet)

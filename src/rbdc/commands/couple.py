@@ -36,6 +36,7 @@ def couple_parser() -> Parser:
 
 
 def couple_command(options: Namespace) -> None:
+    """Couple two models, and print what the proof says."""
     from rbdc.models import couple_folders
 
     record = couple_folders(

@@ -23,6 +23,7 @@ def status_parser() -> Parser:
 
 
 def status_command(options: Namespace) -> None:
+    """Print how far a run is."""
     if options.watch:
         from rbdc.report.watch import watch_run
 
@@ -57,6 +58,7 @@ def report_parser() -> Parser:
 
 
 def report_command(options: Namespace) -> None:
+    """Write or serve the page of runs."""
     from rbdc.report.page import REPORT, write_report
     from rbdc.report.paper import save_figures
 
@@ -96,6 +98,7 @@ def export_parser() -> Parser:
 
 
 def export_command(options: Namespace) -> None:
+    """Write a finished run's model with its card."""
     from rbdc.report.card import export_lines, export_run
 
     export_run(options.run, options.output, license=options.license, force=options.force)

@@ -81,6 +81,7 @@ def _add_cluster(parser: Parser) -> None:
 
 
 def plan_command(options: Namespace) -> None:
+    """Print the plan, and draw what was asked for."""
     from rbdc.models import ModelSpec
     from rbdc.plan import make_plan
     from rbdc.report.plan import plan_table, save_plan_plot

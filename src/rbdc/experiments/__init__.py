@@ -1,5 +1,5 @@
-"""Experiments: protocols x budgets x seeds -> jobs -> a table.
+"""Trials of protocols: one (`train`), many (`compare`), or the paper's own (`reproduce`).
 
-`compare` makes the jobs and runs them, `results` are what they leave, `statistics` makes numbers of
-them, `reproduce` are the paper's own experiments.
+`setting` opens data and model, `results` makes rows and tables of finished trials, `statistics`
+means, intervals and crossings.
 """

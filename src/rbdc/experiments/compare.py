@@ -1,6 +1,6 @@
-"""Protocols side by side: the same model, data, recipe and FLOPs, over budgets and seeds.
+"""Compare protocols with the same model, data, recipe and FLOPs, over budgets and seeds.
 
-Jobs that several trials need are done once, and counted for each of them.
+Jobs that several trials need run once, and are counted for each of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,18 +28,18 @@ from rbdc.training import World
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparisonSpec:
-    """What is compared."""
+    """What is compared: protocols, budgets, seeds, learning rates to tune."""
 
     protocols: tuple[str, ...] = (STANDARD, "rbdc:1", "rbdc:2")
     budgets: tuple[float, ...] = (0.5, 1.0)
-    """Relative to standard training for `baseline_epochs`."""
+    """FLOPs of each trial, relative to standard training for `baseline_epochs`."""
     standard_budgets: tuple[float, ...] = ()
-    """More budgets, for standard training alone: what the others are to reach."""
+    """More budgets, for standard training alone: the accuracy that others are to reach."""
     seeds: int = 3
     tune: tuple[float, ...] = ()
-    """Learning rates to try for each protocol, the same for all; none: the recipe's."""
+    """Learning rates to try for each protocol, the same for all; empty: the recipe's rate."""
     tune_budget: float | None = None
-    """By default the largest budget."""
+    """Budget of the trials that tune; None: the largest budget."""
 
     def __post_init__(self) -> None:
         repeated = [text for text in self.protocols if self.protocols.count(text) > 1]
@@ -57,6 +57,7 @@ class ComparisonSpec:
             )
 
     def budgets_of(self, protocol: str) -> tuple[float, ...]:
+        """Return the budgets of a protocol."""
         more = self.standard_budgets if protocol == STANDARD else ()
         return tuple(dict.fromkeys((*self.budgets, *more)))
 

@@ -31,15 +31,15 @@ class Case:
     recipe: str
     settings: Mapping[str, Any]
     with_data: Mapping[str, Any] = field(default_factory=dict)
-    """Settings where data is given: small colour images in folders, such as CIFAR-10's."""
+    """Settings for data given by the user: small colour images in folders, such as CIFAR-10."""
     protocols: tuple[str, ...]
     seeds: int
     budgets: tuple[float, ...] = ()
     narrow_epochs: tuple[float, ...] = ()
-    """Instead of budgets: epochs of the narrow models of one recursive step."""
+    """Epochs of the narrow models of one recursive step, instead of budgets."""
     standard_budgets: tuple[float, ...] = ()
     published: Mapping[str, list[float | None]] = field(default_factory=dict)
-    """The paper's accuracies, in percent: of each protocol, by budget."""
+    """The paper's accuracies in percent, by protocol and budget."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +53,12 @@ class Experiment:
 
 
 def experiments() -> list[str]:
+    """Return the names of the experiments."""
     return sorted(path.name.removesuffix(".yaml") for path in _FILES.iterdir())
 
 
 def read_experiment(name: str, scale: Scale) -> Experiment:
+    """Read an experiment's file at a scale."""
     if name not in experiments():
         raise RecipeError(
             f"no experiment is called {name!r}",
@@ -79,7 +81,7 @@ def prepare_case(
     world: World | None = None,
     data: DataSet | None = None,
 ) -> Comparison:
-    """The comparison of a case. `given` are settings that go before the file's, data for one."""
+    """Prepare the comparison of a case; `given` settings override the file's."""
     settings = {**case.settings, **(case.with_data if "data" in given else {}), **given}
     request, recipe = split_settings(read_recipe(case.recipe), settings)
     spec = ComparisonSpec(
@@ -96,7 +98,7 @@ def prepare_case(
 
 
 def _budget(setting: Setting, narrow_epochs: float) -> float:
-    """Of two narrow models for so many epochs, and the wide one for `ratio` times as many."""
+    """Return the budget of two narrow models for so many epochs and a wide one for `ratio` times."""
     narrow = 2 * setting.forward_flops(0.5) + setting.ratio * setting.forward_flops()
     return narrow_epochs * narrow / setting.baseline_cost
 
@@ -112,7 +114,7 @@ def _published(case: Case, spec: ComparisonSpec) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Outline:
-    """So many images that nobody will read."""
+    """A number of images that nobody will read."""
 
     count: int
     labels: tuple[int, ...] = ()
@@ -134,7 +136,7 @@ class _Outline:
 
 
 def imagenet_outline() -> DataSet:
-    """ImageNet-1K by its numbers, for what an experiment would cost."""
+    """Return ImageNet-1K by its numbers, to plan an experiment without the data."""
     return DataSet(
         name="ImageNet-1K, not opened",
         train=_Outline(IMAGENET_IMAGES),

@@ -1,4 +1,4 @@
-"""Standard training: random initialisation of the wide model, all the budget on it."""
+"""Standard training: the whole budget on the wide model, from a random initialisation."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,9 +9,12 @@ from rbdc.jobs.job import Node
 
 @dataclass(frozen=True, kw_only=True)
 class Standard(Protocol):
+    """Train the wide model alone."""
+
     name: ClassVar[str] = "standard"
     summary: ClassVar[str] = "the wide model alone, from its random initialisation"
 
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
+        """Return one training from a random initialisation."""
         job = setting.training("target", seed, budget * setting.baseline_epochs)
         return Trial(nodes=(Node(name="target", level=0, job=job),))

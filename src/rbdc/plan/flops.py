@@ -21,10 +21,11 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from rbdc.coupling import evaluating
 from rbdc.errors import PlanError, nearest
 from rbdc.models import ModelSpec, as_spec, build_empty
+from rbdc.settings import Request
 
 FLOPS_PER_MAC = 2
 CounterName = Literal["fvcore", "fvcore+sdpa", "torch"]
-DEFAULT_COUNTER: CounterName = "fvcore+sdpa"
+DEFAULT_COUNTER: CounterName = Request.counter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

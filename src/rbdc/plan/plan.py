@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from rbdc.coupling import inexact_tensors
 from rbdc.errors import PlanError, nearest
 from rbdc.models import ModelSpec, as_spec, build_meta, check_steps, family, halves_layout
-from rbdc.plan.flops import DEFAULT_COUNTER, CounterName, count_flops
+from rbdc.plan.flops import CounterName, count_flops
 from rbdc.plan.schedule import (
     Schedule,
     cost_of_unit,
@@ -21,6 +21,7 @@ from rbdc.plan.schedule import (
     relative_epochs,
     training_flops,
 )
+from rbdc.settings import Request
 
 IMAGENET_IMAGES = 1_281_167
 PARENTS = 2  # of a coupled model
@@ -169,8 +170,8 @@ class Plan:
 def make_plan(
     model: str | ModelSpec,
     *,
-    steps: int = 1,
-    ratio: float = 2.0,
+    steps: int = Request.steps,
+    ratio: float = Request.ratio,
     budget: float | None = None,
     total_flops: float | None = None,
     epochs: float | None = None,
@@ -178,10 +179,10 @@ def make_plan(
     baseline_epochs: float | None = None,
     warmup_epochs: float | None = None,
     images: int = IMAGENET_IMAGES,
-    schedule: Schedule = "appendix",
-    costs: Costs = "exact",
-    counter: CounterName = DEFAULT_COUNTER,
-    rounding: Rounding = "whole",
+    schedule: Schedule = Request.schedule,
+    costs: Costs = Request.costs,
+    counter: CounterName = Request.counter,
+    rounding: Rounding = Request.rounding,
 ) -> Plan:
     """Plan the training of `model` by `steps` recursive steps (0 is standard training).
 

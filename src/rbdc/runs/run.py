@@ -1,8 +1,6 @@
 """Run jobs in a folder, from the first check to the last result, and continue where they stopped.
 
-    run = prepare(...)                 # what: jobs, how the result is made, what is recorded
-    where = Where(machine=Machine())   # where: machine, cluster, processes
-    result = start(run, folder, where)
+`Run` is what is computed, `Where` is where, and `start(run, folder, where)` brings them together.
 """
 
 import json

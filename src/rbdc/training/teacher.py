@@ -14,6 +14,7 @@ from rbdc.errors import ModelError, RecipeError, nearest
 from rbdc.models import load
 from rbdc.models.folder import read_json, read_weights, weights_in
 from rbdc.plan import CounterName, forward_flops
+from rbdc.plan.flops import DEFAULT_COUNTER
 from rbdc.settings import Recipe
 
 
@@ -29,7 +30,7 @@ class Teacher:
 
 
 def load_teacher(
-    recipe: Recipe, image: ImageFormat, classes: int, counter: CounterName = "fvcore+sdpa"
+    recipe: Recipe, image: ImageFormat, classes: int, counter: CounterName = DEFAULT_COUNTER
 ) -> Teacher | None:
     """The recipe's teacher; None where nothing is distilled."""
     if recipe.distillation == "none" or recipe.teacher is None:

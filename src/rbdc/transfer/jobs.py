@@ -1,4 +1,4 @@
-"""Detection's jobs: a detector on a backbone, known by everything that decides it."""
+"""The job of training a detector on a backbone."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,20 +34,20 @@ BYTES_PER_WEIGHT = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Backbone:
-    """A trained classifier, and where it is."""
+    """A classifier to build a detector on, and where its weights are."""
 
     name: str
     place: Path
     sha256: str
-    """Of its weights; empty: the architecture alone, untrained."""
+    """Checksum of its weights; empty: random weights."""
     spec: ModelSpec
     mean: tuple[float, ...]
     std: tuple[float, ...]
     how: Mapping[str, Any] = field(default_factory=dict)
-    """How a weight file is opened."""
+    """Arguments of `open_classifier` for a weight file."""
 
     def open(self, seed: int) -> nn.Module:
-        """The classifier; one that is not trained is drawn from the seed."""
+        """Load the classifier, or draw random weights from the seed."""
         if self.sha256:
             return open_classifier(self.place, **self.how)
         with torch.random.fork_rng(devices=[]):
@@ -57,6 +57,7 @@ class Backbone:
         return classifier  # type: ignore[no-any-return]
 
     def content(self) -> dict[str, Any]:
+        """Return everything that decides a detector's result."""
         return {
             "sha256": self.sha256,
             "spec": self.spec.to_json(),
@@ -66,9 +67,10 @@ class Backbone:
 
 
 def find_backbone(path: str, **how: Any) -> Backbone:
-    """An exported folder, a run of `rbdc train`, or a weight file with its architecture's name.
+    """Find a classifier: an exported folder, a run of `rbdc train`, or a weight file.
 
-    `scratch:PATH` is the same architecture without the weights, to see what they are worth.
+    A weight file needs its architecture's name. `scratch:PATH` is the same architecture with random
+    weights, as a baseline.
     """
     trained = not path.startswith(SCRATCH)
     place = Path(path.removeprefix(SCRATCH))
