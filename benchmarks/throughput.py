@@ -76,7 +76,9 @@ def make_task(family: str, width: float, data: DataSet, batch_size: int) -> Task
     spec = ModelSpec(name=demo["model"], width=width, arguments=arguments)
     model = fit_to_data(spec, data, recipe)
     image = image_format(model, recipe, data)
-    return Task(model=model, recipe=recipe, image=image, epochs=EPOCHS, seed=0, warmup_epochs=1)
+    return Task(
+        model=model, recipe=recipe, image=image, epochs=EPOCHS, seed=0, data_seed=0, warmup_epochs=1
+    )
 
 
 class PilImages(torch.utils.data.Dataset[tuple[Any, int]]):

@@ -140,7 +140,15 @@ def small_task(
     spec = rbdc.ModelSpec(name=name, arguments=arguments or TINY[name])
     spec = fit_to_data(spec, data, recipe)
     image = image_format(spec, recipe, data)
-    return Task(model=spec, recipe=recipe, image=image, epochs=epochs, seed=seed, warmup_epochs=1.0)
+    return Task(
+        model=spec,
+        recipe=recipe,
+        image=image,
+        epochs=epochs,
+        seed=seed,
+        data_seed=seed,
+        warmup_epochs=1.0,
+    )
 
 
 QUICK = Machine(device="cpu", threads=1, workers=0, tensorboard=False)

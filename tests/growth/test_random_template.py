@@ -16,7 +16,9 @@ def test_the_parent_s_block_and_a_fresh_model_around_it(name: str) -> None:
     model, parent = grown(FilledBlock(), name)
     spec, recipe = wide_spec(name), small_recipe()
     image = image_format(spec, recipe, small_data())
-    task = Task(model=spec, recipe=recipe, image=image, epochs=1, seed=SEED, warmup_epochs=0)
+    task = Task(
+        model=spec, recipe=recipe, image=image, epochs=1, seed=SEED, data_seed=SEED, warmup_epochs=0
+    )
     fresh = initial_weights(task).model.state_dict()
     narrow = parent.state_dict()
     for key, tensor in model.state_dict().items():

@@ -111,6 +111,7 @@ def test_a_key_changes_with_all_that_decides_the_result(data: DataSet) -> None:
     assert job.initial is not None
     others = [
         replace(job, task=replace(job.task, seed=job.task.seed + 1)),
+        replace(job, task=replace(job.task, data_seed=job.task.data_seed + 1)),
         replace(job, task=replace(job.task, epochs=5)),
         replace(job, task=replace(job.task, anneal=False)),
         replace(job, task=replace(job.task, warmup_epochs=0.5)),

@@ -34,7 +34,7 @@ def curve(name: str) -> list[float]:
         leaf.data,
         task.recipe,
         task.image,
-        seed=task.seed,
+        seed=task.data_seed,
         batch_size=task.recipe.batch_size,
     )
     start, steps = initial_weights(task), batches.steps_per_epoch

@@ -37,7 +37,15 @@ def a_task(name: str) -> Task:
     spec = fit_to_data(ModelSpec(name=name, arguments=TINY[name]), data, recipe)
     epochs = 15 * recipe.batch_size / len(data.train)  # 15 steps
     image = image_format(spec, recipe, data)
-    return Task(model=spec, recipe=recipe, image=image, epochs=epochs, seed=5, warmup_epochs=1.0)
+    return Task(
+        model=spec,
+        recipe=recipe,
+        image=image,
+        epochs=epochs,
+        seed=5,
+        data_seed=5,
+        warmup_epochs=1.0,
+    )
 
 
 def _rank(

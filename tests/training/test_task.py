@@ -3,15 +3,18 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor
 
 import rbdc
-from rbdc.data import DataSet
+from rbdc.data import Batch, DataSet
 from rbdc.errors import DataError, RunError
 from rbdc.settings import Machine
-from rbdc.training import fit_to_data, image_format, machine
+from rbdc.training import Task, World, fit_to_data, image_format, initial_weights, machine
+from rbdc.training.classification import Classification, classifier_state
 from rbdc.training.machine import check_machine, torch_device
 from rbdc.training.task import describe_images
-from tests.support import small_data, small_recipe, small_task
+from tests.support import QUICK, small_data, small_recipe, small_task
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +71,45 @@ def test_a_precision_that_would_crash_is_refused(monkeypatch: pytest.MonkeyPatch
         check_machine(here, small_recipe(amp=True))
     with pytest.raises(RunError, match="sync-bn needs GPUs"):
         check_machine(here, small_recipe(sync_bn=True))
+
+
+def test_weights_follow_the_seed_and_batches_the_data_seed(data: DataSet) -> None:
+    task = small_task("resnet18d", data, mixup=0.2, reprob=0.25)
+    assert task.seed == task.data_seed
+
+    def made(task: Task) -> tuple[dict[str, Tensor], list[Tensor]]:
+        problem = Classification(
+            task, data, lambda: initial_weights(task), QUICK, World(), teacher=None, blocks=1
+        )
+        state = problem.state(fresh=True)
+        weights = {name: value.clone() for name, value in state.model.named_parameters()}
+        batches = [batch for micro in problem.batches(0, 2) for batch in micro]
+        return weights, [part for b in batches for part in (b.images, b.targets, b.indices)]
+
+    weights, batches = made(task)
+    for changed, same_weights in (
+        (replace(task, seed=task.seed + 1), False),
+        (replace(task, data_seed=task.data_seed + 1), True),
+    ):
+        other_weights, other_batches = made(changed)
+        assert same_weights == all(map(torch.equal, weights.values(), other_weights.values()))
+        for found, other in zip(batches, other_batches, strict=True):
+            assert torch.equal(found, other) != same_weights
+
+
+def test_dropout_follows_the_seed_and_not_the_data_seed(data: DataSet) -> None:
+    task = small_task("resnet18d", data, drop=0.5)
+
+    def loss(task: Task) -> float:
+        start = initial_weights(small_task("resnet18d", data, drop=0.5))  # the same weights for all
+        device = torch.device("cpu")
+        state = classifier_state(task, start, 5, device=device, machine=QUICK, world=World())
+        batch = Batch(
+            images=torch.ones(8, 1, 28, 28),
+            targets=torch.zeros(8, dtype=torch.long),
+            indices=torch.arange(8),
+        )
+        return float(state.update([batch]))
+
+    assert loss(task) == loss(replace(task, data_seed=9))
+    assert loss(task) != loss(replace(task, seed=9))

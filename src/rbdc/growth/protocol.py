@@ -103,6 +103,7 @@ class Setting:
             image=self.image,
             epochs=epochs,
             seed=own_seed,
+            data_seed=own_seed,
             **{"warmup_epochs": recipe.warmup_epochs, **options},
         )
         return TrainJob(

@@ -78,7 +78,7 @@ def _steps_per_second(task: Task, data: DataSet) -> float:
         data,
         task.recipe,
         task.image,
-        seed=task.seed,
+        seed=task.data_seed,
         batch_size=task.recipe.batch_size,
     )
     state = classifier_state(

@@ -190,7 +190,7 @@ def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) 
         "images": result.get("images"),
         "proof_error": result.get("proof_error"),
         "norm_drift": result.get("norm_drift"),
-        "task": {k: v for k, v in _task(job).items() if k not in ("recipe", "seed")},
+        "task": {k: v for k, v in _task(job).items() if k not in ("recipe", "seed", "data_seed")},
         "lr": job.get("task", {}).get("recipe", {}).get("lr"),
         "history": _columns(evaluated, EVALUATED),
         "steps": _columns(_thinned(logged, points), LOGGED),

@@ -109,7 +109,7 @@ class Classification(Problem):
             data,
             task.recipe,
             task.image,
-            seed=task.seed,
+            seed=task.data_seed,
             batch_size=task.recipe.batch_size,
             shares=(world.size * micro, range(world.rank * micro, (world.rank + 1) * micro)),
             device=self.device,

@@ -22,6 +22,10 @@ class Task:
     """What the model takes; `image_format` finds it."""
     epochs: float
     seed: int
+    """Seed of the initial weights and of the model's own randomness: dropout and drop path."""
+    data_seed: int
+    """Seed of the order of the images, their augmentation, and mixup. Tasks with equal recipes and
+    data seeds train on equal batches."""
     warmup_epochs: float
     anneal: bool = True
     """Whether the learning rate follows the recipe's schedule to its end, or stays at its peak
