@@ -15,7 +15,7 @@ def test_a_coupled_weight_is_its_parents_on_the_diagonal_and_zero_beside(name: s
     wide = rbdc.couple(first, second, into=rbdc.build(name, **SMALL[name]))
     layout = halves_layout(spec_of(wide))
     sizes = block_sizes(wide.state_dict(), layout, 2)
-    assert sizes.keys() == {key for key, axes in layout.items() if len(axes.wide) == 2}
+    assert sizes.keys() == {key for key, axes in layout.items() if len(axes.scaled) == 2}
     assert any("qkv" in key or "conv2" in key for key in sizes)
     for key, ((left, right), (below, last)) in sizes.items():
         assert right == below == 0

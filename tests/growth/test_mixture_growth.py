@@ -110,7 +110,7 @@ def test_everything_else_is_coupled(name: str, tmp_path: Path) -> None:
     layout, mixed = layout_of(first, model), {name for name, _, _ in sets_of(parents)}
     for key, tensor in coupled.state_dict().items():
         assert torch.equal(state[key], tensor) == (key not in mixed)
-        assert (key in mixed) == (len(layout[key].wide) == 2)
+        assert (key in mixed) == (len(layout[key].scaled) == 2)
     export(model, tmp_path / "model")
     loaded = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True)
     assert torch.equal(logits(loaded, images(model)), logits(model, images(model)))

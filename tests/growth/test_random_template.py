@@ -44,7 +44,7 @@ def test_norm_statistics_outside_of_the_block_are_fresh() -> None:
 
 def test_packed_parts_need_not_be_equal() -> None:
     wide, narrow = torch.zeros(6, 2), torch.tensor([[1.0], [2.0], [3.0]])
-    fill(wide, narrow, Axes(wide=(0, 1), input_axis=1, packed=(1, 2)))
+    fill(wide, narrow, Axes(scaled=(0, 1), input_axis=1, packed=(1, 2)))
     assert wide[:, 0].tolist() == [1, 0, 2, 3, 0, 0] and not wide[:, 1].any()
 
 

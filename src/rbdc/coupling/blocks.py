@@ -23,7 +23,7 @@ def block_sizes(
     """
     sizes = {}
     for name, axes in layout.items():
-        if len(axes.wide) < 2:
+        if len(axes.scaled) < 2:
             continue
         weight = tensors[name].float()
         parts = weight.split([2 * rows for rows in axes.packed]) if axes.packed else (weight,)

@@ -20,7 +20,7 @@ from rbdc.errors import CouplingError
 class Axes:
     """How one tensor of the wide model is made of its parents' tensors."""
 
-    wide: tuple[int, ...]
+    scaled: tuple[int, ...]
     """The axes whose size doubles."""
     input_axis: int | None = None
     """The axis that meets the layer's input; None where the tensor is not a layer's weight."""
@@ -63,7 +63,7 @@ def inexact_tensors(layout: Layout, model: nn.Module) -> tuple[str, ...]:
     return tuple(
         name
         for name, axes in layout.items()
-        if axes.wide in ((), (axes.input_axis,))
+        if axes.scaled in ((), (axes.input_axis,))
         and state[name].is_floating_point()
         and name.rpartition(".")[0] not in heads
     )
@@ -93,7 +93,7 @@ def _axes(name: str, narrow: Tensor, wide: Tensor, model: nn.Module) -> Axes:
             "Grouped convolutions can be coupled only where the number of groups doubles instead.",
         )
     return Axes(
-        wide=doubled,
+        scaled=doubled,
         input_axis=1 if is_weight else None,
         packed=_packed(model, path, narrow) if 0 in doubled else (),
     )

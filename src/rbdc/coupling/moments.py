@@ -50,4 +50,4 @@ def couple_moments(
 
 
 def _is_halved(axes: Axes) -> bool:
-    return len(axes.wide) == 1 and axes.wide[0] == axes.input_axis
+    return len(axes.scaled) == 1 and axes.scaled[0] == axes.input_axis

@@ -36,7 +36,7 @@ def couple_tensor(
     if axes.packed:  # Eq. 3: each of q, k, v on its own, packed again
         sizes = axes.packed
         background = off_diagonal.split([2 * n for n in sizes]) if off_diagonal is not None else ()
-        unpacked = Axes(wide=axes.wide, input_axis=axes.input_axis)
+        unpacked = Axes(scaled=axes.scaled, input_axis=axes.input_axis)
         return torch.cat(
             [
                 couple_tensor(a, b, unpacked, background[i] if background else None)
@@ -45,7 +45,7 @@ def couple_tensor(
                 )
             ]
         )
-    match axes.wide:
+    match axes.scaled:
         case ():  # Eq. 6, bias of a head
             return _mean(first, second)
         case (axis,) if axis == axes.input_axis:  # Eq. 6, weight of a head
@@ -53,7 +53,7 @@ def couple_tensor(
         case (axis,):  # biases of Eq. 3 to 5 and 7; norms, Eq. 8 and 9
             return torch.cat([first, second], dim=axis)
         case _:  # Eq. 1; Eq. 3 to 5 and 7
-            return _block_diagonal(first, second, axes.wide, off_diagonal)
+            return _block_diagonal(first, second, axes.scaled, off_diagonal)
 
 
 def _mean(first: Tensor, second: Tensor) -> Tensor:
@@ -63,16 +63,16 @@ def _mean(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _block_diagonal(
-    first: Tensor, second: Tensor, wide: tuple[int, ...], off_diagonal: Tensor | None
+    first: Tensor, second: Tensor, scaled: tuple[int, ...], off_diagonal: Tensor | None
 ) -> Tensor:
     if off_diagonal is None:
-        shape = [2 * size if axis in wide else size for axis, size in enumerate(first.shape)]
+        shape = [2 * size if axis in scaled else size for axis, size in enumerate(first.shape)]
         result = first.new_zeros(shape)
     else:
         result = off_diagonal.to(first, copy=True)
     for branch, block in enumerate((first, second)):
         corner = result
-        for axis in wide:
+        for axis in scaled:
             corner = corner.narrow(axis, branch * block.shape[axis], block.shape[axis])
         corner.copy_(block)
     return result

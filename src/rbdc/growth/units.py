@@ -89,7 +89,7 @@ def units_of(narrow: ModelSpec) -> Units:
     groups: dict[str, Group] = {}
     for name, tensor in state.items():
         place = places.get(name) or places.get(name.rpartition(".")[0])
-        axes[name] = _axes(tensor, layout[name].wide, place, name, narrow)
+        axes[name] = _axes(tensor, layout[name].scaled, place, name, narrow)
         for number, axis in enumerate(axes[name]):
             if axis is not None:
                 channels = model.blocks[0].attn.head_dim if axis.group.endswith("heads") else 1

@@ -42,7 +42,7 @@ def use_templates(model: nn.Module, count: int) -> nn.Module:
     """
     assert count > 1, "growth needs a second row of coefficients"
     for name, axes in halves_layout(spec_of(model).scaled(2)).items():
-        if axes.input_axis is not None and len(axes.wide) == 2:
+        if axes.input_axis is not None and len(axes.scaled) == 2:
             path, _, attribute = name.rpartition(".")
             register_parametrization(model.get_submodule(path), attribute, _Mixture(count))
     owner: Any = model
