@@ -168,7 +168,7 @@ def test_models_on_the_meta_device_are_refused() -> None:
     empty = build_meta(rbdc.spec_of(first))
     with pytest.raises(CouplingError, match="second parent is on the meta device"):
         rbdc.couple(first, empty, into=wide_of(first))
-    with pytest.raises(CouplingError, match="no memory to fill"):
+    with pytest.raises(CouplingError, match="no storage"):
         rbdc.couple(first, second, into=build_meta(rbdc.spec_of(first).scaled(2)))
 
 

@@ -334,7 +334,7 @@ def test_no_room_is_said_before_training(
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "optimizer": ({"opt": "adamww"}, "no optimizer called 'adamww'"),
-    "carried state": ({"opt": "adan"}, "how that is coupled is unknown"),
+    "carried state": ({"opt": "adan"}, "which has no coupling rule"),
     "batch": ({"batch_size": 50}, "the batch size is 50, and there are 40"),
     "odd batch": ({"batch_size": 7, "mixup": 0.5}, "not a multiple of 2"),
     "classes": ({"model_kwargs": {**TINY[RESNET], "num_classes": 3}}, "3 classes"),

@@ -1,8 +1,8 @@
-"""Coupling: two narrow models in, one wide model out. No disk, no clock, no globals.
+"""Couple two narrow models into one wide model. Pure functions: no files, no global state.
 
-Read in this order: `layout` (which axes are wide), `rules` (the paper's equations), `couple` (two
-models into a third), `checks` (what must hold before), `verify` (the proof after), `blocks` (what
-becomes of the blocks in training).
+Read in this order: `layout` (which axes scale with the width), `rules` (the paper's equations),
+`couple` (two models into a third), `checks` (preconditions), `verify` (numerical proof of the
+result), `moments` (the optimizer's state), `blocks` (norms of the weight blocks during training).
 """
 
 from rbdc.coupling.blocks import block_sizes

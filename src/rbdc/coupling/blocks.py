@@ -1,7 +1,7 @@
-"""How far the two halves of a coupled model have grown together.
+"""Measure the blocks of a coupled model's weights.
 
-A coupled weight starts block-diagonal. What training writes into the off-diagonal blocks is what
-each half has learnt from the other.
+A coupled weight starts block-diagonal. The off-diagonal blocks connect the two branches, so their
+size during training shows how much each branch uses the other.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from rbdc.coupling.layout import Layout
 def block_sizes(
     tensors: Mapping[str, Tensor], layout: Layout, blocks: int
 ) -> dict[str, list[list[float]]]:
-    """Root mean square of each block of every weight that is wide on both sides.
+    """Return the root mean square of each block of every weight with two scaled axes.
 
-    A weight has `blocks` x `blocks` of them: 2 for the two parents, 4 for their parents. Matrices
-    packed into one (q, k, v) are looked at together, block by block.
+    A weight is divided into `blocks` x `blocks` blocks: 2 for the two parents, 4 for their
+    parents. Matrices packed into one tensor (q, k, v) share one value per block.
     """
     sizes = {}
     for name, axes in layout.items():
@@ -35,7 +35,7 @@ def block_sizes(
 
 
 def _squares(weight: Tensor, blocks: int) -> Tensor:
-    """The sum of squares of each block."""
+    """Return the sum of squares of each block."""
     rows, columns = weight.shape[:2]
     cut = weight.reshape(blocks, rows // blocks, blocks, columns // blocks, -1)
     return cut.square().sum(dim=(1, 3, 4))

@@ -1,4 +1,4 @@
-"""What must hold before two models are coupled. Each mistake has a message of its own."""
+"""Check that two models can be coupled. Each mistake has its own error message."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from rbdc.errors import CouplingError
 
 ClassNames = Sequence[str] | Mapping[str, str]
 
-# What a layer says of itself besides its tensors. Two models with equal shapes that differ here
-# compute different functions, and coupling them would be silent garbage.
+# Attributes of a layer that change its function but not the shapes of its tensors. Coupling two
+# models that differ here would give a wrong model without any error.
 _ATTRIBUTES = (
     "num_classes",
     "in_chans",
@@ -49,65 +49,65 @@ def check_parents(first: nn.Module, second: nn.Module, *, allow_identical: bool 
     if not allow_identical and _identical(first, second):
         raise CouplingError(
             "both parents are the same model: every weight is equal, so the two halves of the wide "
-            "model would get the same gradients and never part",
+            "model would get the same gradients and stay equal",
             "Train the parents from different seeds, or allow identical parents explicitly.",
         )
 
 
 def check_wide(parent: nn.Module, wide: nn.Module) -> None:
-    """Refuse a wide model that is another architecture than its parents at twice the width."""
+    """Refuse a wide model that is not its parents' architecture at twice the width."""
     _check_structure(parent, wide, "the parents", "the wide model", doubles=True)
     if any(tensor.is_meta for tensor in wide.state_dict().values()):
         raise CouplingError(
-            "the wide model is on the meta device and has no memory to fill",
+            "the wide model is on the meta device and has no storage",
             "Build it on a real device, or move it there with to_empty().",
         )
 
 
 def class_names(model: nn.Module) -> tuple[str, ...] | None:
-    """The class list a timm model carries, in the order of its logits; None if it has none."""
+    """Return the class names of a timm model in the order of its logits, or None."""
     names = getattr(model, "pretrained_cfg", {}).get("label_names")
     return tuple(_in_order(names)) if names else None
 
 
 def set_class_names(model: Any, names: ClassNames | None) -> None:
-    """Let a timm model carry its class list: its exported folder then does, too."""
+    """Store the class names in a timm model, so that its exported folder contains them."""
     if names and hasattr(model, "pretrained_cfg"):
         model.pretrained_cfg["label_names"] = _in_order(names)
 
 
 def _in_order(names: ClassNames) -> list[str]:
-    """timm allows a list, or a mapping of the logit's index to the name."""
+    """Return the names as a list. timm allows a list, or a mapping from logit index to name."""
     if isinstance(names, Mapping):
         return [names[key] for key in sorted(names, key=int)]
     return list(names)
 
 
 def _structure(model: nn.Module) -> Iterator[tuple[str, str, object]]:
-    """(place, attribute, value) of everything that must agree, the telling ones first."""
+    """Yield (module path, attribute, value) of everything that must agree between models."""
     for path, module in model.named_modules():
         if isinstance(module, _TRAINING_ONLY):
             continue
-        place = path or "the model"
-        yield place, "type", type(module).__name__
+        where = path or "the model"
+        yield where, "type", type(module).__name__
         if isinstance(module, nn.Sequential | nn.ModuleList):
-            yield place, "depth", len(module)
+            yield where, "depth", len(module)
         for attribute in _ATTRIBUTES:
             value = getattr(module, attribute, None)
             if isinstance(value, int | float | str | tuple):
-                yield place, attribute, value
+                yield where, attribute, value
 
 
 def _check_structure(
     left: nn.Module, right: nn.Module, left_name: str, right_name: str, *, doubles: bool = False
 ) -> None:
-    theirs = {(place, attribute): value for place, attribute, value in _structure(right)}
-    for place, attribute, value in _structure(left):
+    theirs = {(where, attribute): value for where, attribute, value in _structure(right)}
+    for where, attribute, value in _structure(left):
         expected = value * 2 if doubles and attribute in _DOUBLES else value  # type: ignore[operator]
-        found = theirs.get((place, attribute))
+        found = theirs.get((where, attribute))
         if found != expected:
             raise CouplingError(
-                f"{attribute} of {place} is {value} in {left_name} and "
+                f"{attribute} of {where} is {value} in {left_name} and "
                 f"{'missing' if found is None else found} in {right_name}"
                 + (f", where {expected} is needed" if expected != value else ""),
                 "Parents must be one architecture at one width, and the wide model the same "
@@ -128,7 +128,7 @@ def _check_tensors(first: nn.Module, second: nn.Module) -> None:
 
 
 def _check_settings(first: nn.Module, second: nn.Module) -> None:
-    """Whatever else a layer prints of itself."""
+    """Refuse layers whose printed settings (`extra_repr`) differ."""
     right = dict(second.named_modules())
     for path, module in first.named_modules():
         if not isinstance(module, _TRAINING_ONLY):
@@ -152,11 +152,11 @@ def _check_classes(first: Sequence[str] | None, second: Sequence[str] | None) ->
     )
     if sorted(first) == sorted(second):
         raise CouplingError(
-            f"the parents know the same classes in a different order: {where}",
+            f"the parents have the same classes in a different order: {where}",
             "Their logits would be averaged across classes; retrain one, or reorder its head.",
         )
     raise CouplingError(
-        f"the parents know different classes: {where}",
+        f"the parents have different classes: {where}",
         "Only models trained on the same class list can be coupled.",
     )
 
@@ -174,7 +174,7 @@ def _check_finite(which: str, parent: nn.Module) -> None:
                 raise CouplingError(
                     f"{name} of the {which} parent has {bad} values of {tensor.numel()} that are "
                     "not finite (NaN or infinite)",
-                    "That training diverged: use an earlier checkpoint of it.",
+                    "The training diverged: use an earlier checkpoint.",
                 )
 
 

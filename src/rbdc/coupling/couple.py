@@ -1,4 +1,4 @@
-"""Two trained models in, one wide model out."""
+"""Couple two trained models into one wide model."""
 
 import copy
 from typing import Any, Literal, TypeVar, cast
@@ -26,15 +26,17 @@ def couple(
     allow_identical: bool = False,
     allow_inexact: bool = False,
 ) -> Model:
-    """Fill `into`, twice as wide as its parents, with the two of them side by side; return it.
+    """Fill `into`, twice as wide as its parents, with their weights, and return it.
 
-    Off-diagonal blocks are zero, so that the wide model starts as the mean of its parents, or
-    random: the wide layer's ordinary initialisation, drawn from `seed`. The diagonal blocks are
-    the same either way. Everything is checked before anything is written; the parents are left
-    as they are. `into` may be on another device or of another dtype than its parents.
+    With `off_diagonal="zero"` the off-diagonal blocks are zero and the wide model computes the
+    mean of its parents' outputs. With "random" they are the wide layer's default initialisation,
+    drawn from `seed`. The diagonal blocks are the same in both cases. All checks run before any
+    weight is written, and the parents are not changed. `into` may be on another device or have
+    another dtype than its parents.
 
-    An architecture whose halves share weights other than a head's is refused unless
-    `allow_inexact`: those can only be averaged, and the wide model is not its parents' mean.
+    Some architectures have weights outside the head that do not scale with the width. Both
+    branches share such weights, so they can only be averaged, and the wide model is not the mean
+    of its parents. They are refused unless `allow_inexact` is set.
     """
     if off_diagonal not in ("zero", "random"):
         raise CouplingError(
@@ -66,10 +68,10 @@ def couple(
 
 
 def _fresh_state(model: Any, seed: int) -> dict[str, Tensor]:
-    """The tensors of `model` as its architecture initialises them, whatever the device."""
+    """Return a state dict with the default initialisation of `model`, drawn on the CPU."""
     if not hasattr(model, "init_weights"):
         raise CouplingError(
-            f"{type(model).__name__} has no init_weights(): its ordinary initialisation is unknown",
+            f"{type(model).__name__} has no init_weights(): its default initialisation is unknown",
             "Use off_diagonal='zero' for this architecture.",
         )
     fresh = copy.deepcopy(model).cpu()

@@ -1,8 +1,8 @@
-"""Which axes of a tensor are wide.
+"""Find which axes of a tensor scale with the width of the model.
 
-Build a model at width w and at width 2w: an axis whose size doubles is wide, one that stays is
-shared. That, the axis on which a layer takes its input, and how matrices are packed into one
-tensor is all that the coupling rules need to know of an architecture.
+Build a model at width w and at width 2w. An axis whose size doubles is a width axis, and is called
+scaled. An axis whose size stays the same is called shared. The coupling rules need only three facts
+about a tensor: its scaled axes, its input axis, and how matrices are packed into it.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,19 +18,19 @@ from rbdc.errors import CouplingError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axes:
-    """How one tensor of the wide model is made of its parents' tensors."""
+    """Describe how one tensor of the wide model is built from its parents' tensors."""
 
     scaled: tuple[int, ...]
-    """The axes whose size doubles."""
+    """Axes whose size doubles when the width doubles."""
     input_axis: int | None = None
-    """The axis that meets the layer's input; None where the tensor is not a layer's weight."""
+    """Axis contracted with the layer's input; None if the tensor is not a layer's weight."""
     packed: tuple[int, ...] = ()
-    """Sizes, in the narrow model, of the matrices packed one after the other along axis 0."""
+    """Rows, in the narrow model, of each matrix packed along axis 0; empty if not packed."""
 
 
 Layout = Mapping[str, Axes]
 
-# Layers that pack several matrices into one weight, by what the packing layer is called: how many
+# Layers that pack several matrices into one weight, by the layer's name. The value returns how many
 # rows each matrix has. The paper's layer type 1 is `qkv`. A layer not listed here is not packed.
 PACKED: Mapping[str, Callable[[Any, int], tuple[int, ...]]] = {
     "qkv": lambda _owner, rows: (rows // 3,) * 3,
@@ -43,7 +43,7 @@ PACKED: Mapping[str, Callable[[Any, int], tuple[int, ...]]] = {
 def layout_of(narrow: nn.Module, wide: nn.Module) -> Layout:
     """Compare a model at width w with the same model at width 2w, tensor by tensor.
 
-    Only names and shapes are looked at, so both may live on the meta device.
+    Only names and shapes are compared, so both models may be on the meta device.
     """
     narrow_state, wide_state = narrow.state_dict(), wide.state_dict()
     _check_names(narrow_state, wide_state)
@@ -53,11 +53,11 @@ def layout_of(narrow: nn.Module, wide: nn.Module) -> Layout:
 
 
 def inexact_tensors(layout: Layout, model: nn.Module) -> tuple[str, ...]:
-    """Tensors that a coupled model's two branches share although they are not a head's.
+    """Return the names of tensors outside the heads that both branches of a coupled model share.
 
-    Averaging, or halving an input, is exact where logits come out and nowhere else. A model with
-    such tensors (norms over a head's dimension, a stem that does not scale) can be coupled, but is
-    then not the mean of its parents.
+    Averaging weights, or halving the weights of an input, is exact only in the layer that returns
+    the logits. A model with such tensors elsewhere (norms over a head's dimension, a stem that does
+    not scale) can be coupled, but is then not the mean of its parents.
     """
     heads, state = heads_of(model), model.state_dict()
     return tuple(
@@ -70,7 +70,7 @@ def inexact_tensors(layout: Layout, model: nn.Module) -> tuple[str, ...]:
 
 
 def heads_of(model: nn.Module) -> tuple[str, ...]:
-    """Where logits come out: timm's record of a model names its classifier, or two of them."""
+    """Return the module names of the classifiers, as timm's `pretrained_cfg` records them."""
     names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
     return (names,) if isinstance(names, str) else tuple(names)
 
@@ -82,14 +82,14 @@ def _axes(name: str, narrow: Tensor, wide: Tensor, model: nn.Module) -> Axes:
     if narrow.ndim != wide.ndim or not set(ratios) <= {1, 2}:
         raise CouplingError(
             f"{name} is {tuple(narrow.shape)} in the narrow model and {tuple(wide.shape)} in the "
-            "wide one: every axis must stay or double",
+            "wide one: every axis must keep its size or double it",
             "Build the wide model at exactly twice the width of its parents.",
         )
     doubled = tuple(axis for axis, ratio in enumerate(ratios) if ratio == 2)
     is_weight = attribute == "weight" and isinstance(layer, nn.Linear | _ConvNd)
     if is_weight and 1 in doubled and getattr(layer, "groups", 1) > 1:
         raise CouplingError(
-            f"{name} is a convolution of {layer.groups} groups whose groups widen",
+            f"{name} is a convolution of {layer.groups} groups, and each group gets wider",
             "Grouped convolutions can be coupled only where the number of groups doubles instead.",
         )
     return Axes(

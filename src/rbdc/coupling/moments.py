@@ -1,9 +1,9 @@
-"""The optimizer's moments, coupled by the rules of the weights they belong to.
+"""Couple the optimizer's moments by the rules of the weights they belong to.
 
-A moment is a mean of gradients, or of their squares, in the shape of its weight. Gradients of a
-coupled model lie where its weights do, so block-diagonal moments are concatenated along the same
-axes. A head is halved when it is coupled (Eq. 6), and so is its first moment; the mean of squares
-then goes with the square of that, a quarter. Off-diagonal blocks have had no gradient: zero.
+A moment is a running mean of gradients, or of their squares, in the shape of its weight, so it is
+coupled along the same axes. A head's weight is halved when it is coupled (Eq. 6). Its first moment
+is halved too, and its second moment, a mean of squares, is quartered. The moments of off-diagonal
+blocks are zero, because these blocks have had no gradient.
 """
 
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ COUNTERS = frozenset({"step", "mu_product"})
 
 
 def check_slots(slots: set[str]) -> None:
-    """Refuse an optimizer with state that is not a moment."""
+    """Refuse optimizer state that is neither a moment nor a step counter."""
     unknown = slots - FIRST - SECOND - COUNTERS
     if unknown:
         raise CouplingError(
-            f"the optimizer keeps {', '.join(sorted(unknown))}, and how that is coupled is unknown",
+            f"the optimizer keeps {', '.join(sorted(unknown))}, which has no coupling rule",
             "Use the restart transition, or an optimizer such as adamw, sgd or momentum.",
         )
 
@@ -34,13 +34,13 @@ def check_slots(slots: set[str]) -> None:
 def couple_moments(
     first: Mapping[str, Tensor], second: Mapping[str, Tensor], layout: Layout
 ) -> dict[str, Tensor]:
-    """The wide model's moments from its parents': tensors named 'parameter/slot'."""
+    """Return the wide model's moments, by 'parameter/slot', from those of its parents."""
     check_slots({name.rpartition("/")[2] for name in first})
     coupled: dict[str, Tensor] = {}
     for name, left in first.items():
         parameter, _, slot = name.rpartition("/")
         if slot in COUNTERS:
-            coupled[name] = torch.maximum(left, second[name])  # siblings have taken equally many
+            coupled[name] = torch.maximum(left, second[name])  # siblings take equally many steps
             continue
         axes = layout[parameter]
         coupled[name] = couple_tensor(left, second[name], axes)

@@ -1,9 +1,10 @@
-"""The coupling rules: two narrow tensors in, one wide tensor out.
+"""The coupling rules: build one wide tensor from two narrow tensors.
 
-Equation numbers are those of the paper and its supplement. The rules follow from which axes are
-wide (`layout`), so they also say what the paper leaves open: a stem or patch embedding, whose
-input is the image, has one wide axis and is concatenated; so are class and distillation tokens and
-position embeddings; a distillation head is a head; batch-norm counters are averaged.
+Equation numbers are those of the paper and its supplement. The rule follows from the scaled axes
+of a tensor (see `layout`), which also settles cases the paper does not name. A stem or patch
+embedding, whose input is the image, has one scaled axis and is concatenated. So are class and
+distillation tokens and position embeddings. A distillation head is coupled like any head.
+Batch-norm counters are averaged.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,9 +21,9 @@ def couple_states(
     layout: Layout,
     off_diagonal: Mapping[str, Tensor] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """The wide state dict of two narrow ones, a tensor at a time: no second copy is held.
+    """Yield the tensors of the wide state dict one at a time, to save memory.
 
-    Off-diagonal blocks are zero, or are those of `off_diagonal`, a wide state dict.
+    Off-diagonal blocks are zero, or taken from `off_diagonal`, a wide state dict.
     """
     for name, axes in layout.items():
         background = off_diagonal[name] if off_diagonal else None
@@ -32,8 +33,8 @@ def couple_states(
 def couple_tensor(
     first: Tensor, second: Tensor, axes: Axes, off_diagonal: Tensor | None = None
 ) -> Tensor:
-    """The wide tensor of two narrow ones; the inputs are left as they are."""
-    if axes.packed:  # Eq. 3: each of q, k, v on its own, packed again
+    """Return the wide tensor built from two narrow ones. The inputs are not changed."""
+    if axes.packed:  # Eq. 3: couple q, k and v separately, then pack them again
         sizes = axes.packed
         background = off_diagonal.split([2 * n for n in sizes]) if off_diagonal is not None else ()
         unpacked = Axes(scaled=axes.scaled, input_axis=axes.input_axis)
@@ -58,7 +59,7 @@ def couple_tensor(
 
 def _mean(first: Tensor, second: Tensor) -> Tensor:
     if first.is_floating_point():
-        return first / 2 + second / 2  # halves first: the sum of two fp16 may overflow
+        return first / 2 + second / 2  # halve first: the sum of two fp16 values may overflow
     return (first + second) // 2
 
 

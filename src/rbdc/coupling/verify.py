@@ -1,10 +1,10 @@
-"""The proof that a coupling is right, computed on the models themselves.
+"""Verify numerically that a coupled model is the mean of its parents.
 
-A coupled model is the mean of its parents but for one thing: a layer norm of the wide model takes
-its statistics over both branches at once. So compute every norm per branch, and what is left must
-be the mean of the parents' logits to rounding; then compute the norms jointly, as the wide model
-will, and what they change is the drift. Batch norm in eval mode has no joint statistics: its drift
-is zero.
+There is one exception: a layer norm of the wide model computes its statistics over both branches
+together. The verification therefore runs the wide model twice. With every norm computed per branch,
+its logits must equal the mean of the parents' logits up to rounding (`error`). With joint norms, as
+the wide model really computes them, the difference is the `drift`. Batch norm in eval mode has no
+joint statistics, so its drift is zero.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from rbdc.coupling.checks import check_wide
 from rbdc.coupling.layout import heads_of
 
 TOLERANCE = 1e-5
-"""The largest relative error that rounding in fp32 explains."""
+"""Largest relative error that fp32 rounding can cause."""
 
 _CHANNELS_FIRST = (nn.GroupNorm, GroupNorm1, LayerNorm2d, RmsNorm2d)
 _JOINT_NORMS = (nn.LayerNorm, nn.RMSNorm, RmsNorm, *_CHANNELS_FIRST)
@@ -28,17 +28,18 @@ _JOINT_NORMS = (nn.LayerNorm, nn.RMSNorm, RmsNorm, *_CHANNELS_FIRST)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CouplingProof:
-    """How far a coupled model is from the mean of its parents, relative to the largest logit."""
+    """Differences between a coupled model and its parents' mean, relative to the largest logit."""
 
     error: float
-    """With every norm computed per branch: rounding only, if the coupling is right."""
+    """Relative error with norms computed per branch: only rounding, if the coupling is correct."""
     drift: float
-    """As the wide model is: what joint normalisation adds."""
+    """Relative difference that the wide model's joint norms add."""
     tolerance: float = TOLERANCE
-    """The error that rounding explains: 1e-5, and more where a model is of lower precision."""
+    """Largest error that rounding can cause: 1e-5 in fp32, more in lower precision."""
 
     @property
     def holds(self) -> bool:
+        """Whether the error is within the tolerance."""
         return self.error <= self.tolerance
 
 
@@ -46,12 +47,12 @@ class CouplingProof:
 def verify_coupling(
     first: nn.Module, second: nn.Module, wide: nn.Module, x: Tensor
 ) -> CouplingProof:
-    """Run the images `x` through the parents and the wide model, and compare what comes out.
+    """Run the images `x` through the parents and the wide model, and compare the outputs.
 
-    Every head is compared: the logits of a distilled model are the mean of two. A model without a
-    head gives features: the wide one's must be its parents' side by side. The proof is one of
-    function; a tensor that no output depends on (a branch whose last scale is zero, a counter) is
-    not seen by it.
+    Every head is compared, because the logits of a distilled model are the mean of two heads. A
+    model without a head returns features, and those of the wide model must be the concatenation of
+    its parents' features. Only outputs are compared, so a tensor that no output depends on (a
+    branch whose last scale is zero, a counter) is not verified.
     """
     check_wide(first, wide)
     with ExitStack() as stack:
@@ -70,7 +71,7 @@ def verify_coupling(
 
 
 def _outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """What the model gives, and what each of its heads gives, in double precision on the CPU."""
+    """Return the outputs of the model and of each of its heads, in float64 on the CPU."""
     found: list[Tensor] = []
     hooks = [
         model.get_submodule(head).register_forward_hook(lambda _m, _i, out: found.append(out))
@@ -85,7 +86,7 @@ def _outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def _expected(left: Tensor, right: Tensor, wide: Tensor) -> Tensor:
-    """The mean of logits; features side by side, on the axis that is twice as long."""
+    """Return the mean of the logits; concatenate features along the axis that doubles."""
     for axis, (narrow_size, wide_size) in enumerate(zip(left.shape, wide.shape, strict=True)):
         if narrow_size != wide_size:
             return torch.cat([left, right], dim=axis)
@@ -93,7 +94,7 @@ def _expected(left: Tensor, right: Tensor, wide: Tensor) -> Tensor:
 
 
 def _distance(left: list[Tensor], right: list[Tensor], reference: list[Tensor]) -> float:
-    """The largest relative difference; NaN if any is, which Python's max would pass over."""
+    """Return the largest relative difference, or NaN if any is NaN (Python's max ignores it)."""
     relative = [
         (a - b).abs().max() / scale.abs().max().clamp_min(1e-30)
         for a, b, scale in zip(left, right, reference, strict=True)
@@ -108,7 +109,7 @@ def _tolerance(model: nn.Module) -> float:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode while it lasts; every submodule gets its own mode back."""
+    """Put the model in eval mode, and restore the mode of every submodule afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -120,8 +121,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _norms_per_branch(wide: nn.Module, narrow: nn.Module) -> Iterator[None]:
-    """While it lasts, every norm of `wide` whose statistics are joint runs once for each branch:
-    as the narrow model's norm, with the wide one's parameters for that branch."""
+    """Compute every joint norm of `wide` once per branch, inside the context.
+
+    Each branch uses the narrow model's norm with the wide model's parameters for that branch.
+    """
     hooks = []
     for path, module in wide.named_modules():
         if isinstance(module, _JOINT_NORMS):
