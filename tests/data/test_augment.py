@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rbdc.data import augment
 from rbdc.data.augment import BatchChanges, Windows
-from rbdc.data.randomness import derive_seed, generator, generators_kept, set_seeds
+from rbdc.data.randomness import derive_seed, generator, preserve_generators, set_seeds
 from rbdc.settings import Augmentation
 from tests.data.pictures import IMAGE, image_set, pixels
 
@@ -170,7 +170,7 @@ def test_single_images_are_changed_as_by_timm(settings: Augmentation) -> None:
     differing = 0
     for seed in range(20):
         image = Image.fromarray(pixels(seed, (30, 20)))
-        with generators_kept():
+        with preserve_generators():
             set_seeds(seed)
             mine = ours(image)
             differing += not torch.equal(mine, ours(image))
@@ -184,7 +184,7 @@ def test_single_images_are_changed_as_by_timm(settings: Augmentation) -> None:
 def test_randaugment_takes_what_pillow_gives_and_pillow_what_it_draws() -> None:
     """Its strength varies, down to posterizing to no bits: Pillow 13 would refuse that."""
     ours = augment.training_transform(Augmentation(aa="rand-m10-n8-mstd101-inc1"), IMAGE)
-    with generators_kept():
+    with preserve_generators():
         for seed in range(60):
             set_seeds(seed)
             ours(Image.fromarray(pixels(seed, (30, 20))))
@@ -194,7 +194,7 @@ def test_without_a_scale_images_are_resized_padded_and_cropped() -> None:
     settings = Augmentation(scale=None, color_jitter=0.0, crop_padding=2)
     transform = augment.training_transform(settings, IMAGE)
     crops = _crops(np.moveaxis(pixels(0), -1, 0), 2)
-    with generators_kept():
+    with preserve_generators():
         set_seeds(0)
         drawn = {crops[transform(Image.fromarray(pixels(0))).numpy().tobytes()] for _ in range(300)}
         assert transform(Image.fromarray(pixels(0, (30, 20)))).shape == (3, 12, 12)

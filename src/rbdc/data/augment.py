@@ -16,7 +16,7 @@ from timm.data.transforms import str_to_pil_interp
 from torch import Tensor
 from torchvision import transforms
 
-from rbdc.data.randomness import derive_seed, generator, generators_kept, set_seeds
+from rbdc.data.randomness import derive_seed, generator, preserve_generators, set_seeds
 from rbdc.errors import RecipeError
 from rbdc.settings import Augmentation
 
@@ -161,7 +161,7 @@ class BatchChanges:
         """Images and targets, changed as their positions in the global batch at `place` say."""
         if not self.reprob and self.mix is None:
             return images, labels
-        with generators_kept():
+        with preserve_generators():
             if self.reprob:
                 draw = torch.rand(batch_size, generator=generator(*place, "erase")).tolist()
                 for row, position in enumerate(positions.tolist()):

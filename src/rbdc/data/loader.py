@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from rbdc.data.randomness import generators_kept
+from rbdc.data.randomness import preserve_generators
 from rbdc.errors import DataError
 
 LOST_WORKERS = 3  # a loader whose workers die this often has no memory left
@@ -28,7 +28,7 @@ def read_batches(
     """
     if not workers:
         for batch in tokens():
-            with generators_kept():
+            with preserve_generators():
                 read = samples.__getitems__(batch)  # type: ignore[attr-defined]
             yield _checked(read)
         return

@@ -31,7 +31,7 @@ def set_seeds(seed: int, *, numpy: bool = True) -> None:
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
+def preserve_generators() -> Iterator[None]:
     """Whatever is seeded and drawn inside, the generators go on outside as if nothing was."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     try:

@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 
 from rbdc.data import derive_seed
 from rbdc.data.files import FORMATS
-from rbdc.data.randomness import generators_kept, set_seeds
+from rbdc.data.randomness import preserve_generators, set_seeds
 from rbdc.data.sources import BAD_IMAGE
 from rbdc.errors import DataError, RecipeError
 from rbdc.transfer.coco import CocoSet, Picture, masks_of
@@ -103,7 +103,7 @@ class DetectionSamples(Dataset[Sample]):
         picture = self.data.pictures[index]
         image, target = tv_tensors.Image(read_pixels(picture)), self._target(picture)
         if self._transform is not None:
-            with generators_kept():
+            with preserve_generators():
                 set_seeds(derive_seed(self.seed, "sample", epoch, index), numpy=False)
                 image, target = self._transform(image, target)
         pixels = image.as_subclass(Tensor).to(torch.float32) / 255
