@@ -49,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def put_in_place(partial: Path, target: Path) -> None:
+def replace_folder(partial: Path, target: Path) -> None:
     """Put a finished folder in its place; what was there goes only when the new one stands."""
     old = partial.with_suffix(".old")
     if target.exists():

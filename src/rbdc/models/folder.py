@@ -22,7 +22,7 @@ from timm.models import load_state_dict, save_for_hf
 from torch import Tensor, nn
 
 from rbdc.coupling import class_names, set_class_names
-from rbdc.disk import is_writable, put_in_place, sha256_of, sync
+from rbdc.disk import is_writable, replace_folder, sha256_of, sync
 from rbdc.errors import CheckpointError, ModelError
 from rbdc.models.build import (
     as_spec,
@@ -101,7 +101,7 @@ def _written_whole(target: Path) -> Iterator[Path]:
         yield partial
         for path in (*partial.iterdir(), partial):
             sync(path)
-        put_in_place(partial, target)
+        replace_folder(partial, target)
     except SafetensorError as error:  # its word for a full disk
         raise CheckpointError(
             f"{target} could not be written: {error}", "Make room, or choose another folder."

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import yaml
 
-from rbdc.disk import is_writable, put_in_place, read_json, sha256_of, sync
+from rbdc.disk import is_writable, read_json, replace_folder, sha256_of, sync
 from rbdc.errors import CheckpointError, RunError
 from rbdc.jobs.layout import MODEL, RESULT
 from rbdc.models.folder import CONFIG, RECORD, WEIGHTS
@@ -52,7 +52,7 @@ def export_run(run: Path, output: Path, *, license: str | None = None, force: bo
     partial = output.with_name(f".{output.name}.{uuid4().hex[:8]}.partial")
     try:
         _write(partial, run, content, license)
-        put_in_place(partial, output)
+        replace_folder(partial, output)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return output

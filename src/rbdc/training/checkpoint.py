@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rbdc.disk import put_in_place, sha256_of, sync
+from rbdc.disk import replace_folder, sha256_of, sync
 from rbdc.errors import CheckpointError, RunError
 
 TENSORS, FACTS, SUM = "state.safetensors", "state.json", "sha256"
@@ -48,7 +48,7 @@ def write_state(target: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
         (partial / SUM).write_text(hashlib.sha256(text.encode()).hexdigest())
         for path in (*partial.iterdir(), partial):
             sync(path)
-        put_in_place(partial, target)
+        replace_folder(partial, target)
     except (OSError, SafetensorError) as error:
         raise RunError(
             f"{target} could not be written: {error}",
