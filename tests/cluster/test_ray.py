@@ -527,8 +527,12 @@ def test_gpus_by_measured_speed(folder: Path) -> None:
     # a step that is as short as steps can be gets no shorter
     assert gpus(eight, images_per_second=100_000) == [1, 1, 1]
     # 256 images of a step are all that one has room for
-    assert gpus(eight, images_per_second=100_000, largest_share=256) == [4, 4, 4]
-    assert gpus([_node(CPU=1.0, GPU=1.0)], images_per_second=500, largest_share=256) == [1, 1, 1]
+    assert gpus(eight, images_per_second=100_000, max_images_per_device=256) == [4, 4, 4]
+    assert gpus([_node(CPU=1.0, GPU=1.0)], images_per_second=500, max_images_per_device=256) == [
+        1,
+        1,
+        1,
+    ]
 
 
 def test_room(folder: Path) -> None:

@@ -152,7 +152,7 @@ def test_the_measurement_is_real(data: DataSet) -> None:
 def test_a_job_s_speed_on_one_device_and_several(data: DataSet) -> None:
     job = trainings(tree_of(data))["1.0"]
     scaling = job.measure_scaling(QUICK)
-    assert scaling.images_per_second[0] > 0 and scaling.largest_share is None
+    assert scaling.images_per_second[0] > 0 and scaling.max_images_per_device is None
     weights = rbdc.build(job.model).state_dict().values()
     assert scaling.gradient_bytes == (sum(w.numel() * w.element_size() for w in weights),)
     assert scaling.batch_size == job.task.recipe.batch_size

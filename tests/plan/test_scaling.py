@@ -50,8 +50,10 @@ def test_groups_are_those_that_can_share_a_batch(batch_size: int, devices: int) 
 
 def test_groups_have_the_memory_for_their_shares() -> None:
     assert PLAIN.group_sizes(12) == [1, 2, 3, 4, 6, 8, 12]
-    assert replace(PLAIN, largest_share=12).group_sizes(12) == [4, 6, 8, 12]
-    assert replace(PLAIN, largest_share=12).group_sizes(3) == [3]  # too little, and all there is
+    assert replace(PLAIN, max_images_per_device=12).group_sizes(12) == [4, 6, 8, 12]
+    assert replace(PLAIN, max_images_per_device=12).group_sizes(3) == [
+        3
+    ]  # too little, and all there is
 
 
 @given(level=st.integers(0, 1), devices=st.integers(1, 10_000), latency=st.floats(0, 1))

@@ -152,7 +152,7 @@ class TrainJob(Job):
             batch_size=recipe.batch_size // recipe.grad_accum_steps,
             images_per_second=(speed,),
             gradient_bytes=(self.model_bytes,),
-            largest_share=None if torch_device(machine).type == "cpu" else images,
+            max_images_per_device=None if torch_device(machine).type == "cpu" else images,
         )
 
     def run(

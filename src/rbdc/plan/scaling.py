@@ -77,7 +77,7 @@ class Scaling:
     """Of one device, target first."""
     gradient_bytes: tuple[int, ...]
     """Of one model, target first."""
-    largest_share: int | None = None
+    max_images_per_device: int | None = None
     """Images of a step that one device has the memory for, if that is known."""
     hardware: Hardware = field(default_factory=Hardware)
 
@@ -86,7 +86,7 @@ class Scaling:
         # data.batches.check_batch_size: a batch is cut into shares that are closed under reversal
         most = min(devices, self.batch_size // 2)
         sizes = [1, *(d for d in range(2, most + 1) if self.batch_size % (2 * d) == 0)]
-        room = self.largest_share or self.batch_size
+        room = self.max_images_per_device or self.batch_size
         return [d for d in sizes if self.batch_size / d <= room] or sizes[-1:]
 
     def step_seconds(self, level: int, devices: int) -> float:
