@@ -44,7 +44,7 @@ class DetectionBatches:
 
     def from_step(self, start: int, stop: int) -> Iterator[list[DetectionBatch]]:
         """My shares of the training batches of steps `start` to `stop` (without it)."""
-        check_shares(len(self.samples), self.batch_size, self.part[0] * self.micro)
+        check_micro_batches(len(self.samples), self.batch_size, self.part[0] * self.micro)
         read = self._read(lambda: self._shares(start, stop))
         for _ in range(start, stop):
             yield [next(read) for _ in range(self.micro)]
@@ -80,7 +80,7 @@ class DetectionBatches:
             )
 
 
-def check_shares(images: int, batch_size: int, shares: int) -> None:
+def check_micro_batches(images: int, batch_size: int, shares: int) -> None:
     """Refuse a batch that there are no images for, or that cannot be cut."""
     if batch_size > images:
         raise DataError(

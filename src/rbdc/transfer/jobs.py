@@ -22,7 +22,7 @@ from rbdc.settings.detection import DetectionRecipe
 from rbdc.training import Observer, Session, Trained
 from rbdc.training.machine import check_machine
 from rbdc.training.optimizer import optimizer_slots
-from rbdc.transfer.batches import check_shares
+from rbdc.transfer.batches import check_micro_batches
 from rbdc.transfer.detection import Detection, Splits, settings_of, views_of
 from rbdc.transfer.detector import DetectorCost, build_detector, detector_cost
 from rbdc.transfer.scores import score
@@ -165,7 +165,7 @@ class DetectJob(Job):
             )
         recipe = self.recipe
         micro_batches = processes * recipe.grad_accum_steps
-        check_shares(len(self.splits.train.pictures), recipe.batch_size, micro_batches)
+        check_micro_batches(len(self.splits.train.pictures), recipe.batch_size, micro_batches)
         views_of(recipe).transform()
         optimizer_slots(recipe)
         _ = self.cost  # builds it, without weights
