@@ -32,7 +32,7 @@ from rbdc.data import (
     check_batch_size,
     open_data,
 )
-from rbdc.data.batches import _Samples, epoch_order, share_of
+from rbdc.data.batches import _Samples, epoch_order, micro_batch_positions
 from rbdc.data.images import memory_data
 from rbdc.data.loader import LOST_WORKERS, _loader
 from rbdc.errors import DataError
@@ -124,8 +124,8 @@ def test_batches_are_the_same_with_workers(folder: DataSet, start: int) -> None:
     how = replace(SINGLE, **MIXED)
     shares = (2, (0, 1))
     assert equal(
-        batches(folder, how, start, shares=shares, workers=2),
-        batches(folder, how, start, shares=shares),
+        batches(folder, how, start, micro_batches=shares, workers=2),
+        batches(folder, how, start, micro_batches=shares),
     )
 
 
@@ -248,7 +248,7 @@ def test_repeats_of_zero_and_one_are_off() -> None:
 @settings(max_examples=40, deadline=None)
 def test_shares_are_parts_of_a_batch_that_are_closed_under_reversal(shares: int, half: int) -> None:
     size = 2 * half * shares
-    parts = [share_of(size, shares, share).tolist() for share in range(shares)]
+    parts = [micro_batch_positions(size, shares, share).tolist() for share in range(shares)]
     assert sorted(chain(*parts)) == [*range(size)]
     for part in parts:
         assert len(part) == 2 * half
@@ -263,13 +263,13 @@ def test_all_shares_together_are_the_batch_of_one_process(
     data, how = way
     how = replace(how, **MIXED, aug_repeats=repeats)
     whole = batches(data, how, 1, 5)
-    mine = [batches(data, how, 1, 5, shares=(shares, (share,))) for share in range(shares)]
-    both = batches(data, how, 1, 5, shares=(shares, range(shares)))
+    mine = [batches(data, how, 1, 5, micro_batches=(shares, (share,))) for share in range(shares)]
+    both = batches(data, how, 1, 5, micro_batches=(shares, range(shares)))
     for step, (batch,) in enumerate(whole):
         assert batch.targets.shape == (8, 3)
         for share in range(shares):
             (part,) = mine[share][step]
-            positions = share_of(8, shares, share)
+            positions = micro_batch_positions(8, shares, share)
             for field in ("images", "targets", "indices"):
                 assert torch.equal(getattr(part, field), getattr(batch, field)[positions])
             assert equal([[part]], [[both[step][share]]])
@@ -542,7 +542,7 @@ def test_batch_sizes_that_cannot_be(
             IMAGE,
             seed=0,
             batch_size=batch_size,
-            shares=(shares, (0,)),
+            micro_batches=(shares, (0,)),
         )
 
 

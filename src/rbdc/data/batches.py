@@ -41,7 +41,7 @@ class Batch:
     """Which images these are, for messages."""
 
 
-def share_of(batch_size: int, shares: int, share: int) -> Tensor:
+def micro_batch_positions(batch_size: int, shares: int, share: int) -> Tensor:
     """The positions of a global batch that make up one of its equal shares."""
     if shares == 1:
         return torch.arange(batch_size)
@@ -77,7 +77,9 @@ class TrainingBatches:
         self.seed, self.batch_size, self.device = seed, batch_size, device
         self.workers = workers
         check_batch_size(len(data.train), batch_size, shares[0], mixes=settings.mixes)
-        self.positions = [share_of(batch_size, shares[0], share) for share in shares[1]]
+        self.positions = [
+            micro_batch_positions(batch_size, shares[0], share) for share in shares[1]
+        ]
         self.steps_per_epoch = len(data.train) // batch_size
         self._change = BatchChanges(settings, len(data.class_names))
         if isinstance(data.train, ImageSet) and settings.batched:

@@ -111,7 +111,7 @@ class Classification(Problem):
             task.image,
             seed=task.data_seed,
             batch_size=task.recipe.batch_size,
-            shares=(world.size * micro, range(world.rank * micro, (world.rank + 1) * micro)),
+            micro_batches=(world.size * micro, range(world.rank * micro, (world.rank + 1) * micro)),
             device=self.device,
             workers=machine.workers,
         )
