@@ -24,7 +24,7 @@ import torch
 import rbdc
 from rbdc.cluster import ray_start
 from rbdc.cluster.ray_start import ray_started
-from rbdc.cluster.resources import Room, Share, check_micro_batches, shares_of
+from rbdc.cluster.resources import Room, Share, check_resources, shares_of
 from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.experiments.train import Training
 from rbdc.jobs.engine import Event
@@ -514,7 +514,7 @@ def test_gpus_by_measured_speed(folder: Path) -> None:
         )
         speeds = dict.fromkeys((0, 1, 2), speed)
         found = shares_of(jobs, levels, Cluster(engine="ray"), nodes, speeds)
-        check_micro_batches(nodes, {names[key]: share for key, share in found.items()})
+        check_resources(nodes, {names[key]: share for key, share in found.items()})
         by_name = {names[key]: share for key, share in found.items()}
         chosen = [by_name[name] for name in ("2.0", "1.0", "target")]
         assert all(share.gpus == 1 for share in chosen)
@@ -552,8 +552,8 @@ def test_room(folder: Path) -> None:
 
 def test_shares_that_no_node_can_give() -> None:
     nodes = [_node(CPU=4.0, GPU=2.0), _node(CPU=4.0, GPU=2.0)]
-    check_micro_batches(nodes, {"it": Share(workers=4, cpus=2, gpus=1)})
+    check_resources(nodes, {"it": Share(workers=4, cpus=2, gpus=1)})
     with pytest.raises(RunError, match="it is to have 5 GPUs, and the cluster has 4"):
-        check_micro_batches(nodes, {"it": Share(workers=5, cpus=1, gpus=1)})
+        check_resources(nodes, {"it": Share(workers=5, cpus=1, gpus=1)})
     with pytest.raises(RunError, match="1 workers with 6 CPUs each, and the nodes have"):
-        check_micro_batches(nodes, {"it": Share(workers=1, cpus=6, gpus=0)})
+        check_resources(nodes, {"it": Share(workers=1, cpus=6, gpus=0)})

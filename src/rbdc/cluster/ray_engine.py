@@ -21,7 +21,7 @@ from typing import Any
 
 from rbdc.cluster.board import Board
 from rbdc.cluster.ray_start import check_nodes, ray_started
-from rbdc.cluster.resources import Nodes, Room, Share, check_micro_batches, shares_of
+from rbdc.cluster.resources import Nodes, Room, Share, check_resources, shares_of
 from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.jobs.engine import Event, Ledger, Watcher, stop_requested
 from rbdc.jobs.job import Context, Job
@@ -76,7 +76,7 @@ class RayEngine:
         speeds = self._looked_at(ray, trainings, packed, on_gpu=on_gpu)
         shares = shares_of(jobs, self.levels, self.cluster, nodes, speeds)
         names = {job.key: f"a model of level {self.levels[job.key]}" for job in trainings}
-        check_micro_batches(nodes, {name: shares[key] for key, name in names.items()})
+        check_resources(nodes, {name: shares[key] for key, name in names.items()})
         for job in trainings:  # a batch must divide among the processes
             if (workers := shares[job.key].workers) > 1:
                 job.check(machine, workers)

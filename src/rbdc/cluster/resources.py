@@ -100,7 +100,7 @@ def _at(values: Sequence[Any], level: int, otherwise: Any) -> Any:
     return values[min(level, len(values) - 1)] if values else otherwise
 
 
-def check_micro_batches(nodes: Nodes, shares: Mapping[str, Share]) -> None:
+def check_resources(nodes: Nodes, shares: Mapping[str, Share]) -> None:
     """Refuse what the cluster can never give. `shares` are by what they are for."""
     for kind in ("GPU", "CPU"):
         have = _each(nodes, kind)
