@@ -528,7 +528,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 
 def test_folders_that_hold_no_data_set(tmp_path: Path) -> None:
-    assert "holds no data set" in refused(tmp_path).problem
+    assert "contains no data set" in refused(tmp_path).problem
     (tmp_path / "train/ant").mkdir(parents=True)
     assert "Expected train/CLASS" in refused(tmp_path).remedy  # no test split
     (tmp_path / "val/ant").mkdir(parents=True)

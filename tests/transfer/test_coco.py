@@ -29,7 +29,7 @@ def read(root: Path, change: Callable[[Content], Any] | None = None) -> CocoSet:
 def test_cocos_layout_is_opened(tmp_path: Path) -> None:
     train, val = open_coco(write_scenes(tmp_path))
     assert train.annotations.name == "instances_train2017.json"
-    assert val.pictures[0].place.path.parent == tmp_path / "val2017"
+    assert val.pictures[0].location.path.parent == tmp_path / "val2017"
     assert {picture.id: len(picture.regions) for picture in train.pictures} == {11: 2, 5: 3, 8: 0}
     facts = train.to_json()
     assert (facts["images"], facts["objects"], facts["crowds"]) == (3, 4, 1)

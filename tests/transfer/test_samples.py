@@ -38,7 +38,7 @@ def test_a_sample_is_what_torchvision_takes(data: CocoSet) -> None:
     image, target = samples_of(data)[0, 1]
     assert image.shape == (3, 70, 50) and image.dtype == torch.float32
     assert type(image) is Tensor and all(type(value) is Tensor for value in target.values())
-    with Image.open(data.pictures[1].place.path) as file:
+    with Image.open(data.pictures[1].location.path) as file:
         assert image[:, 3, 4].mul(255).round().tolist() == list(file.getpixel((4, 3)))  # type: ignore[arg-type]
     assert target["image_id"] == 5
     assert target["boxes"].tolist() == [[1, 1, 41, 31], [10, 40, 45, 65]]  # without the crowd
@@ -120,7 +120,7 @@ def test_images_are_resized_as_asked(data: CocoSet) -> None:
 
 def test_a_file_of_another_size_or_no_image_is_named(tmp_path: Path) -> None:
     train, _ = open_coco(write_scenes(tmp_path))
-    first = train.pictures[0].place.path
+    first = train.pictures[0].location.path
     content = first.read_bytes()
     Image.new("RGB", (40, 60)).save(first)
     with pytest.raises(DataError, match=r"0011.png is 40 x 60 px, its annotations are for 60 x 40"):

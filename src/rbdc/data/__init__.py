@@ -1,4 +1,4 @@
-"""A data set by name or path, and batches of it that depend only on (seed, epoch, step)."""
+"""Open a data set by name or path, and make batches that depend only on (seed, epoch, step)."""
 
 from rbdc.data.augment import ImageFormat
 from rbdc.data.batches import (

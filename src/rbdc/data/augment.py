@@ -1,8 +1,8 @@
-"""How images are changed before the model sees them, as an `Augmentation` says.
+"""Transform images as an `Augmentation` describes.
 
-Two ways of doing it. timm's transforms take one image at a time and can do everything. Crops with
-padding, flips and erasing can also be done to a whole batch of tensors at once, many times faster:
-`Augmentation.batched` says whether that is all that is asked for.
+There are two implementations. timm's transforms take one image at a time and support every setting.
+Padded crops, flips and erasing can also be applied to a whole batch of tensors at once, many times
+faster. `Augmentation.batched` is True if the settings need nothing else.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from rbdc.settings import Augmentation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageFormat:
-    """What a model takes."""
+    """The input format of a model: size, channels and normalization."""
 
     channels: int
     height: int
@@ -34,7 +34,7 @@ class ImageFormat:
     interpolation: str
 
     def normalize(self, images: Tensor) -> Tensor:
-        """uint8 to float, zero mean and unit deviation, as timm does it."""
+        """Convert uint8 images to float and normalize them by mean and std, as timm does."""
         mean, std = (
             torch.tensor(value, device=images.device).view(-1, 1, 1) * 255
             for value in (self.mean, self.std)
@@ -43,7 +43,7 @@ class ImageFormat:
 
 
 def training_transform(settings: Augmentation, image: ImageFormat) -> Callable[[Any], Tensor]:
-    """From a PIL image to uint8 (3, height, width); erasing and mixing come later, on the batch."""
+    """Return a transform from a PIL image to uint8 (3, height, width), no erasing or mixup."""
     size = (image.height, image.width)
     try:
         crop, colours, last = create_transform(
@@ -61,7 +61,12 @@ def training_transform(settings: Augmentation, image: ImageFormat) -> Callable[[
             use_prefetcher=True,
             separate=True,
         )
-    except (AssertionError, ValueError, KeyError, IndexError) as error:  # timm's, for a wrong aa
+    except (
+        AssertionError,
+        ValueError,
+        KeyError,
+        IndexError,
+    ) as error:  # what timm raises for a wrong aa
         raise RecipeError(
             f"timm cannot read the augmentation {settings.aa!r}: {error}",
             "For example rand-m9-mstd0.5-inc1, augmix-m5-w4-d2 or original-mstd0.5.",
@@ -85,6 +90,7 @@ def _one(settings: Augmentation) -> str:
 
 
 def evaluation_transform(image: ImageFormat) -> Callable[[Any], Tensor]:
+    """Return timm's evaluation transform from a PIL image to uint8 (3, height, width)."""
     transform: Callable[[Any], Tensor] = create_transform(
         (3, image.height, image.width),
         is_training=False,
@@ -96,7 +102,7 @@ def evaluation_transform(image: ImageFormat) -> Callable[[Any], Tensor]:
 
 
 class Windows:
-    """All crops of padded images in memory, as one view: cutting a batch is one gather."""
+    """Random crops and flips of images in memory. All crops are one view: a batch is one gather."""
 
     def __init__(self, images: Tensor, settings: Augmentation) -> None:
         pad, (height, width) = settings.crop_padding, images.shape[-2:]
@@ -107,13 +113,13 @@ class Windows:
             .unfold(3, width, 1)
         )
 
-    def batch(self, chosen: Tensor, positions: Tensor, batch_size: int, *place: int) -> Tensor:
-        """Images `chosen`, which stand at `positions` of the global batch at `place`.
+    def batch(self, chosen: Tensor, positions: Tensor, batch_size: int, *key: int) -> Tensor:
+        """Return crops of the images `chosen`, which are at `positions` of the global batch.
 
-        What is drawn is drawn for the whole global batch: who computes which part of it makes no
-        difference.
+        Random numbers are drawn from `key` for the whole global batch, so the result does not
+        depend on how it is divided among processes.
         """
-        draw = generator(*place, "crop")
+        draw = generator(*key, "crop")
         shifts = 2 * self.settings.crop_padding + 1
         top, left = torch.randint(shifts, (2, batch_size), generator=draw)[:, positions]
         flips = torch.rand(2, batch_size, generator=draw)[:, positions]
@@ -131,7 +137,7 @@ class Windows:
 
 
 class BatchChanges:
-    """What is done to normalized batches on either way: random erasing, then mixup and cutmix."""
+    """Random erasing, then mixup and cutmix, of a normalized batch, for both implementations."""
 
     def __init__(self, settings: Augmentation, classes: int) -> None:
         self.reprob = settings.reprob
@@ -140,7 +146,7 @@ class BatchChanges:
             mode=settings.remode,
             max_count=settings.recount,
             num_splits=0,
-            device="cpu",  # drawn where the generator is seeded, whatever the images are on
+            device="cpu",  # only the CPU generator is seeded, whatever device the images are on
         )
         self.mix = (
             Mixup(
@@ -148,7 +154,7 @@ class BatchChanges:
                 cutmix_alpha=settings.cutmix,
                 prob=settings.mixup_prob,
                 switch_prob=settings.mixup_switch_prob,
-                label_smoothing=0.0,  # the loss smooths
+                label_smoothing=0.0,  # the loss applies label smoothing
                 num_classes=classes,
             )
             if settings.mixes
@@ -156,19 +162,19 @@ class BatchChanges:
         )
 
     def __call__(
-        self, images: Tensor, labels: Tensor, positions: Tensor, batch_size: int, *place: int
+        self, images: Tensor, labels: Tensor, positions: Tensor, batch_size: int, *key: int
     ) -> tuple[Tensor, Tensor]:
-        """Images and targets, changed as their positions in the global batch at `place` say."""
+        """Return changed images and targets. What is drawn depends on `key` and the positions."""
         if not self.reprob and self.mix is None:
             return images, labels
         with preserve_generators():
             if self.reprob:
-                draw = torch.rand(batch_size, generator=generator(*place, "erase")).tolist()
+                draw = torch.rand(batch_size, generator=generator(*key, "erase")).tolist()
                 for row, position in enumerate(positions.tolist()):
                     if draw[position] < self.reprob:
-                        set_seeds(derive_seed(*place, "erase", position))
+                        set_seeds(derive_seed(*key, "erase", position))
                         self.erase(images[row])
             if self.mix is not None:
-                set_seeds(derive_seed(*place, "mix"))
+                set_seeds(derive_seed(*key, "mix"))
                 images, labels = self.mix(images, labels)
         return images, labels

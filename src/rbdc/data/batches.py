@@ -1,8 +1,9 @@
-"""Batches as a function of (seed, epoch, step): not of workers, processes, or when one stopped.
+"""Batches as a function of (seed, epoch, step), independent of workers, processes and resumption.
 
-A global batch may be cut into equal shares, one a process and gradient-accumulation step. A share
-is closed under reversal (with image i of the batch it has image n-1-i), because mixup mixes a
-batch with its reverse: so the shares of many processes are mixed as the whole batch of one is.
+A global batch can be divided into equal micro-batches, one for each process and gradient
+accumulation step. A micro-batch that contains image i of the global batch also contains image
+n-1-i, because mixup mixes a batch with its reverse. So micro-batches are mixed exactly as the
+global batch would be.
 """
 
 import warnings
@@ -34,24 +35,26 @@ Token = tuple[int, int, int]  # epoch, position in the epoch, image
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
+    """Normalized images with their targets."""
+
     images: Tensor
     targets: Tensor
-    """Labels, or a distribution over classes where images were mixed."""
+    """Class labels, or a distribution over classes if images were mixed."""
     indices: Tensor
-    """Which images these are, for messages."""
+    """Indices of the images in the data set, for messages."""
 
 
-def micro_batch_positions(batch_size: int, shares: int, share: int) -> Tensor:
-    """The positions of a global batch that make up one of its equal shares."""
-    if shares == 1:
+def micro_batch_positions(batch_size: int, count: int, index: int) -> Tensor:
+    """Return the positions in the global batch of micro-batch `index` of `count`."""
+    if count == 1:
         return torch.arange(batch_size)
-    size = batch_size // 2 // shares
-    first = torch.arange(share * size, (share + 1) * size)
+    size = batch_size // 2 // count
+    first = torch.arange(index * size, (index + 1) * size)
     return torch.cat([first, (batch_size - 1 - first).flip(0)])
 
 
 def epoch_order(images: int, seed: int, epoch: int, repeats: int) -> Tensor:
-    """Which images an epoch shows, in order; repeated ones stand together, as many in all."""
+    """Return the image indices of an epoch in order. Repeats of an image are adjacent."""
     order = torch.randperm(images, generator=generator(seed, "order", epoch))
     if repeats > 1:
         order = order.repeat_interleave(repeats)[:images]
@@ -59,7 +62,10 @@ def epoch_order(images: int, seed: int, epoch: int, repeats: int) -> Tensor:
 
 
 class TrainingBatches:
-    """The batches of one training. `shares` are (all of them, mine)."""
+    """The batches of one training.
+
+    `micro_batches` is (how many a global batch has, the indices of this process's ones).
+    """
 
     def __init__(
         self,
@@ -69,17 +75,16 @@ class TrainingBatches:
         *,
         seed: int,
         batch_size: int,
-        shares: tuple[int, Sequence[int]] = (1, (0,)),
+        micro_batches: tuple[int, Sequence[int]] = (1, (0,)),
         device: torch.device = torch.device("cpu"),  # noqa: B008
         workers: int = 0,
     ) -> None:
         self.data, self.settings, self.image = data, settings, image
         self.seed, self.batch_size, self.device = seed, batch_size, device
         self.workers = workers
-        check_batch_size(len(data.train), batch_size, shares[0], mixes=settings.mixes)
-        self.positions = [
-            micro_batch_positions(batch_size, shares[0], share) for share in shares[1]
-        ]
+        count, mine = micro_batches
+        check_batch_size(len(data.train), batch_size, count, mixes=settings.mixes)
+        self.positions = [micro_batch_positions(batch_size, count, index) for index in mine]
         self.steps_per_epoch = len(data.train) // batch_size
         self._change = BatchChanges(settings, len(data.class_names))
         if isinstance(data.train, ImageSet) and settings.batched:
@@ -87,7 +92,7 @@ class TrainingBatches:
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
 
     def from_step(self, start: int, stop: int) -> Iterator[list[Batch]]:
-        """My shares of the global batches of steps `start` to `stop` (without it)."""
+        """Yield this process's micro-batches of each step from `start` to `stop` (exclusive)."""
         train = self.data.train
         if isinstance(train, ImageSet) and self.settings.batched:
             yield from self._in_memory(train, start, stop)
@@ -95,7 +100,7 @@ class TrainingBatches:
             yield from self._decoded(train, start, stop)
 
     def order(self, step: int) -> Tensor:
-        """The images of a step's global batch."""
+        """Return the image indices of a step's global batch."""
         epoch, within = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._epoch = epoch
@@ -111,7 +116,7 @@ class TrainingBatches:
             order, micro = self.order(step), []
             for positions in self.positions:
                 chosen = order[positions]
-                images = windows.batch(chosen, positions, self.batch_size, *self._place(step))
+                images = windows.batch(chosen, positions, self.batch_size, *self._key(step))
                 micro.append(
                     self._finish(step, positions, images, labels[chosen.to(self.device)], chosen)
                 )
@@ -150,16 +155,19 @@ class TrainingBatches:
         self, step: int, positions: Tensor, images: Tensor, labels: Tensor, indices: Tensor
     ) -> Batch:
         images, targets = self._change(
-            self.image.normalize(images), labels, positions, self.batch_size, *self._place(step)
+            self.image.normalize(images), labels, positions, self.batch_size, *self._key(step)
         )
         return Batch(images=images, targets=targets, indices=indices)
 
-    def _place(self, step: int) -> tuple[int, int, int]:
+    def _key(self, step: int) -> tuple[int, int, int]:
         return (self.seed, *divmod(step, self.steps_per_epoch))
 
 
 class EvaluationBatches:
-    """The test images, once, in order; each process its part of every batch."""
+    """The test images in order, each once.
+
+    `part` is (number of processes, this process's rank): rank r evaluates every n-th image from r.
+    """
 
     def __init__(
         self,
@@ -179,11 +187,13 @@ class EvaluationBatches:
         indices = list(range(mine, len(data.test), parts))
         self.batches = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
         most = -(-len(data.test) // parts)
-        self.idle = -(-most // batch_size) - len(self.batches)  # batches that others have more
+        self.idle = -(-most // batch_size) - len(
+            self.batches
+        )  # batches that other processes have in addition
         self.workers = workers
 
     def __iter__(self) -> Iterator[Batch]:
-        if isinstance(self.test, ImageSet) and self._as_they_are(self.test):
+        if isinstance(self.test, ImageSet) and self._needs_no_transform(self.test):
             for batch in self.batches:
                 yield self._batch(
                     self.test.images[batch], self.test.labels[batch], torch.tensor(batch)
@@ -193,8 +203,8 @@ class EvaluationBatches:
         for read in read_batches(self.samples, lambda: iter(tokens), self.workers):
             yield self._batch(*_pixels(read))
 
-    def _as_they_are(self, test: ImageSet) -> bool:
-        """Whether images in memory need no transform: what it would give are the same pixels."""
+    def _needs_no_transform(self, test: ImageSet) -> bool:
+        """Return whether the transform would leave the images in memory unchanged."""
         image = self.image
         size = (image.channels, image.height, image.width)
         return test.images.shape[1:] == size and image.crop_pct == 1.0
@@ -207,9 +217,9 @@ class EvaluationBatches:
         )
 
 
-Pixels = tuple[Tensor, Tensor, Tensor]  # uint8 images, labels, which images these are
-# What a worker sends: with what was wrong with images left out. Lists take less to send than small
-# tensors, each of which would be a shared file.
+Pixels = tuple[Tensor, Tensor, Tensor]  # uint8 images, labels, image indices
+# What a worker sends: images, labels, indices, and the problems of images that were replaced. Lists
+# are cheaper to send than small tensors, because each tensor would be a shared-memory file.
 _Read = tuple[Tensor, list[int], list[int], list[str]]
 
 
@@ -218,7 +228,7 @@ def _seed_sample(seed: int, numpy: bool, epoch: int, position: int) -> None:
 
 
 class _Samples(Dataset[Pixels]):
-    """Transformed images for a batch of tokens. `seed` is called before each is transformed."""
+    """Transformed images for a batch of tokens. `seed` is called before each transform."""
 
     def __init__(
         self,
@@ -232,7 +242,7 @@ class _Samples(Dataset[Pixels]):
         self.skip_bad, self.seed = skip_bad, seed
 
     def __getitems__(self, tokens: list[Token]) -> _Read | DataError:
-        """What a worker sends."""
+        """Read and transform one batch of tokens. A DataError is returned, not raised."""
         images, indices, replaced = [], [], []
         try:
             for epoch, position, index in tokens:
@@ -248,7 +258,7 @@ class _Samples(Dataset[Pixels]):
         return torch.stack(images), labels, indices, replaced
 
     def _read(self, index: int) -> tuple[Any, int, list[str]]:
-        """An image, its index, and what was wrong with those whose place it takes."""
+        """Return an image, its index, and the problems of the unreadable images it replaces."""
         problems: list[str] = []
         while True:
             try:
@@ -259,7 +269,7 @@ class _Samples(Dataset[Pixels]):
                 problems.append(error.problem)
                 index = (index + 1) % len(self.source)
             else:
-                # one channel is that of all colours, as in timm, not the red one
+                # convert to gray as timm does; the first channel alone would be red
                 gray = image.convert("L").convert("RGB") if self.channels == 1 else image
                 return gray, index, problems
 
@@ -267,21 +277,22 @@ class _Samples(Dataset[Pixels]):
 def _pixels(read: _Read) -> Pixels:
     images, labels, indices, replaced = read
     for problem in replaced:
-        warnings.warn(f"{problem}; the next image takes its place", stacklevel=2)
+        warnings.warn(f"{problem}; the next image is used instead", stacklevel=2)
     return images, torch.tensor(labels), torch.tensor(indices)
 
 
-def check_batch_size(images: int, batch_size: int, shares: int, *, mixes: bool) -> None:
+def check_batch_size(images: int, batch_size: int, micro_batches: int, *, mixes: bool) -> None:
+    """Refuse a batch larger than the data set or not divisible into its micro-batches."""
     if not 0 < batch_size <= images:
         raise DataError(
             f"the batch size is {batch_size}, and there are {images} training images",
             "Choose a batch size between 1 and the number of images.",
         )
-    multiple = 2 * shares if shares > 1 else 2 if mixes else 1
+    multiple = 2 * micro_batches if micro_batches > 1 else 2 if mixes else 1
     if batch_size % multiple:
         reason = (
-            f"it is cut into {shares} shares (processes x accumulation) of pairs"
-            if shares > 1
+            f"it is divided into {micro_batches} micro-batches (processes x accumulation) of pairs"
+            if micro_batches > 1
             else "mixup and cutmix mix pairs"
         )
         raise DataError(
@@ -291,6 +302,7 @@ def check_batch_size(images: int, batch_size: int, shares: int, *, mixes: bool) 
 
 
 def check_image_size(images: ImageSet, image: ImageFormat) -> None:
+    """Refuse images in memory whose shape is not the model's input shape."""
     found, wanted = tuple(images.images.shape[1:]), (image.channels, image.height, image.width)
     if found != wanted:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Images on disk, decoded when needed: class folders and tar shards."""
+"""Images on disk, decoded on demand: class folders and tar shards."""
 
 import json
 import os
@@ -16,31 +16,40 @@ from rbdc.data.images import DataSet, check_splits, listed_fingerprint
 from rbdc.errors import DataError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF")  # PIL would run Ghostscript on some others
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "WEBP",
+    "BMP",
+    "PPM",
+    "TIFF",
+)  # for some other formats PIL would run Ghostscript
 TRAIN, TEST = ("train", "training"), ("val", "validation", "valid", "test")
-_ENDS = {  # how a whole file begins and ends
+_ENDS = {  # first bytes of a format: last bytes of a complete file
     b"\xff\xd8": b"\xff\xd9",  # JPEG
     b"\x89P": b"IEND\xaeB`\x82",  # PNG
 }
-_LOOK = 256  # bytes at either end that are read beforehand
-_MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # as in WebDataset: up to the name's first dot
+_LOOK = 256  # bytes at both ends of a file that are read when the data set is opened
+_MEMBER = re.compile(
+    r"((?:.*/)?[^./]+)\.([^/]*)"
+)  # the key ends at the first dot, as in WebDataset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Where the bytes of an image are: a whole file, or a stretch of a shard."""
+class ImageLocation:
+    """Location of an image's bytes: a file, or a range of a tar shard."""
 
     path: Path
     offset: int
     size: int
     member: str
-    whole: bool
-    """Begins and ends as its format does; what this cannot say is decoded to know."""
+    complete: bool
+    """Whether the file begins and ends as its format demands; others are decoded to check them."""
     ends: int
-    """Checksum of the first and the last bytes."""
+    """CRC-32 of the first and last bytes."""
 
     def read(self) -> bytes:
-        descriptor = os.open(self.path, os.O_RDONLY)  # a third of what a file object takes
+        descriptor = os.open(self.path, os.O_RDONLY)  # takes a third of the time of a file object
         try:
             return os.pread(descriptor, self.size, self.offset)
         finally:
@@ -50,14 +59,18 @@ class Place:
         return f"{self.path}:{self.member}" if self.member else str(self.path)
 
     def line(self, root: Path, label: int) -> str:
-        """What the fingerprint knows of it: not where `root` lies, nor when it was written."""
+        """Return the image's line of the fingerprint, without the path of `root` or any time."""
         name = f"{self.path.relative_to(root)}:{self.member}"
         return f"{name} {self.size} {self.ends} {label}"
 
 
-def look_at(path: Path, *, offset: int = 0, size: int | None = None, member: str = "") -> Place:
-    """The place of an image after a quick look at both its ends; one that cannot be read has none,
-    and is found out when it is decoded."""
+def locate_image(
+    path: Path, *, offset: int = 0, size: int | None = None, member: str = ""
+) -> ImageLocation:
+    """Return the location of an image after reading its first and last bytes.
+
+    A file that cannot be read is not complete, so it is decoded later, which reports the error.
+    """
     head = tail = b""
     try:
         with path.open("rb") as file:
@@ -70,47 +83,47 @@ def look_at(path: Path, *, offset: int = 0, size: int | None = None, member: str
     except OSError:
         size = size or 0
     end = _ENDS.get(head[:2])
-    return Place(
+    return ImageLocation(
         path=path,
         offset=offset,
         size=size,
         member=member,
-        whole=end is not None and tail.endswith(end),
+        complete=end is not None and tail.endswith(end),
         ends=crc32(head + tail),
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredImages:
-    """An ImageSource of places on disk."""
+    """An ImageSource of files or members of tar shards."""
 
-    places: tuple[Place, ...]
+    locations: tuple[ImageLocation, ...]
     labels: tuple[int, ...]
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.locations)
 
     def read(self, index: int) -> Image.Image:
-        return Image.open(BytesIO(self.places[index].read()), formats=FORMATS)
+        return Image.open(BytesIO(self.locations[index].read()), formats=FORMATS)
 
     def name(self, index: int) -> str:
-        return str(self.places[index])
+        return str(self.locations[index])
 
     def suspects(self) -> list[int]:
-        return [i for i, place in enumerate(self.places) if not place.whole]
+        return [i for i, location in enumerate(self.locations) if not location.complete]
 
     def without(self, indices: Sequence[int]) -> "StoredImages":
         out = set(indices)
         kept = [i for i in range(len(self)) if i not in out]
         return replace(
             self,
-            places=tuple(self.places[i] for i in kept),
+            locations=tuple(self.locations[i] for i in kept),
             labels=tuple(self.labels[i] for i in kept),
         )
 
 
 def split_folders(root: Path) -> tuple[Path, Path] | None:
-    """The folders of the training and the test split: ImageNet's layout."""
+    """Return the folders of the training and test split in ImageNet's layout, or None."""
     found = [
         next((root / name for name in names if (root / name).is_dir()), None)
         for names in (TRAIN, TEST)
@@ -119,23 +132,24 @@ def split_folders(root: Path) -> tuple[Path, Path] | None:
 
 
 def image_folders(root: Path) -> DataSet:
-    """`train/CLASS/*.jpg` and `val/CLASS/*.jpg` (or test); classes in alphabetical order."""
+    """Open `train/CLASS/*.jpg` and `val/CLASS/*.jpg` (or test), classes in alphabetical order."""
     folders = split_folders(root)
     assert folders is not None
     classes = tuple(path.name for path in _folders(folders[0]))
     known = {name: label for label, name in enumerate(classes)}
     splits = []
     for folder in folders:
-        places, labels = [], []
+        locations, labels = [], []
         for entry in _folders(folder):
             if entry.name not in known:
                 raise DataError(
-                    f"{entry} is a class that {folders[0]} has not", "Both splits share classes."
+                    f"{entry} is a class that {folders[0]} lacks",
+                    "Both splits must have the same classes.",
                 )
-            images = [look_at(path) for path in _images(entry)]
-            places += images
+            images = [locate_image(path) for path in _images(entry)]
+            locations += images
             labels += [known[entry.name]] * len(images)
-        splits.append(StoredImages(places=tuple(places), labels=tuple(labels)))
+        splits.append(StoredImages(locations=tuple(locations), labels=tuple(labels)))
     return _data(root, splits[0], splits[1], classes)
 
 
@@ -144,7 +158,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _images(folder: Path) -> list[Path]:
-    """Hidden files are not images: notebooks and macOS leave such beside them."""
+    """Return the image files below a folder. Notebooks and macOS leave hidden files: skip them."""
     return sorted(
         path
         for path in folder.rglob("*")
@@ -156,9 +170,9 @@ def _images(folder: Path) -> list[Path]:
 def _data(root: Path, train: StoredImages, test: StoredImages, classes: tuple[str, ...]) -> DataSet:
     check_splits(str(root), train, test, classes=len(classes))
     lines = [
-        place.line(root, label)
+        location.line(root, label)
         for split in (train, test)
-        for place, label in zip(split.places, split.labels, strict=True)
+        for location, label in zip(split.locations, split.labels, strict=True)
     ]
     return DataSet(
         name=root.name,
@@ -170,7 +184,7 @@ def _data(root: Path, train: StoredImages, test: StoredImages, classes: tuple[st
 
 
 def find_shards(root: Path) -> tuple[list[Path], list[Path]] | None:
-    """WebDataset's tar files of both splits: `train-0000.tar`, or `train/0000.tar`."""
+    """Return the tar files of both splits (`train-0000.tar` or `train/0000.tar`), or None."""
     train, test = (
         next(filter(None, (_tars(root, name) for name in names)), []) for names in (TRAIN, TEST)
     )
@@ -182,10 +196,10 @@ def _tars(root: Path, split: str) -> list[Path]:
 
 
 def shards(root: Path) -> DataSet:
-    """WebDataset shards: NAME.jpg (or png, webp) with NAME.cls, or NAME.json with "label".
+    """Open WebDataset shards: NAME.jpg (or png, webp) with NAME.cls, or NAME.json with "label".
 
-    A plain tar can be read at any place, so that shards are shuffled over as freely as files are.
-    `classes.txt`, a line a class, gives the classes their names.
+    An uncompressed tar file allows random access, so images are shuffled across all shards.
+    `classes.txt`, with one line per class, names the classes.
     """
     found = find_shards(root)
     assert found is not None
@@ -196,16 +210,16 @@ def shards(root: Path) -> DataSet:
     if names and len(names) < count:
         raise DataError(
             f"{listed} names {len(names)} classes, but label {count - 1} occurs",
-            "Give it a line a class.",
+            "Write one line per class.",
         )
     return _data(root, train, test, names or tuple(map(str, range(count))))
 
 
 def _index(paths: Iterable[Path]) -> StoredImages:
-    places: list[Place] = []
+    locations: list[ImageLocation] = []
     labels: list[int] = []
     for path in paths:
-        images: dict[str, Place] = {}
+        images: dict[str, ImageLocation] = {}
         known: dict[str, int] = {}
         try:
             with tarfile.open(path, "r:") as archive:
@@ -213,30 +227,32 @@ def _index(paths: Iterable[Path]) -> StoredImages:
                     _add_member(path, archive, member, images, known)
         except (tarfile.TarError, OSError) as error:
             raise DataError(f"{path} is not a readable shard: {error}", "Write it again.") from None
-        for key, place in images.items():
+        for key, location in images.items():
             if key not in known:
                 raise DataError(
-                    f"{place} has no label", f"Add {key}.cls, or {key}.json with a label."
+                    f"{location} has no label", f"Add {key}.cls, or {key}.json with a label."
                 )
-            places.append(place)
+            locations.append(location)
             labels.append(known[key])
-    return StoredImages(places=tuple(places), labels=tuple(labels))
+    return StoredImages(locations=tuple(locations), labels=tuple(labels))
 
 
 def _add_member(
     path: Path,
     archive: tarfile.TarFile,
     member: tarfile.TarInfo,
-    images: dict[str, Place],
+    images: dict[str, ImageLocation],
     labels: dict[str, int],
 ) -> None:
-    """A member of a shard is an image, a label, or of no use."""
+    """Add a member of a shard to the images or the labels; ignore other members."""
     match = _MEMBER.fullmatch(member.name)
     if not match or not member.isfile():
         return
     key, extension = match[1], match[2].lower()
     if f".{extension}" in EXTENSIONS:
-        images[key] = look_at(path, offset=member.offset_data, size=member.size, member=member.name)
+        images[key] = locate_image(
+            path, offset=member.offset_data, size=member.size, member=member.name
+        )
     elif extension in ("cls", "json"):
         file = archive.extractfile(member)
         assert file is not None, "it is a file"
@@ -245,7 +261,7 @@ def _add_member(
             if extension == "cls":
                 labels[key] = int(content)
             elif (facts := json.loads(content)).get("label") is not None:
-                labels.setdefault(key, int(str(facts["label"])))  # NAME.cls goes before
+                labels.setdefault(key, int(str(facts["label"])))  # NAME.cls has precedence
         except (ValueError, AttributeError):
             raise DataError(
                 f"{path}:{member.name} holds no label: {content[:40]!r}", "Write a whole number."

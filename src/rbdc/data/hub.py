@@ -1,4 +1,4 @@
-"""Hugging Face `datasets` as an image source (the extra `rbdc[hub]`)."""
+"""Hugging Face `datasets` as an image source (extra `rbdc[hub]`)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from rbdc.errors import DataError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableImages:
-    """An ImageSource of rows of a table."""
+    """An ImageSource of the rows of a table."""
 
     table: Any
     column: str
@@ -36,7 +36,7 @@ class TableImages:
         return f"{self.where} row {self.rows[index]}"
 
     def suspects(self) -> list[int]:
-        return []  # a table that opens has whole rows; an image in it may still not decode
+        return []  # rows of a table are complete, but an image may still not decode
 
     def without(self, indices: Sequence[int]) -> "TableImages":
         out = set(indices)
@@ -49,12 +49,12 @@ class TableImages:
 
 
 def is_saved_table(folder: Path) -> bool:
-    """Whether `datasets` wrote this folder (`save_to_disk`)."""
+    """Return whether `datasets` wrote this folder with `save_to_disk`."""
     return (folder / "dataset_dict.json").exists()
 
 
 def hub_data(name: str, *, download: bool = False) -> DataSet:
-    """A data set of the hub by its name, or one on disk that `save_to_disk` wrote."""
+    """Open a data set of the hub by name, or a folder that `save_to_disk` wrote."""
     try:
         import datasets
     except ImportError:
@@ -68,7 +68,7 @@ def hub_data(name: str, *, download: bool = False) -> DataSet:
                 tables = datasets.load_from_disk(name)
             else:
                 tables = datasets.load_dataset(name)
-    except Exception as error:  # a hub fails in many ways
+    except Exception as error:  # `datasets` raises many types of errors
         raise DataError(
             f"{name} cannot be opened by `datasets`: {error}",
             "Check the name; allow the download with --data-download.",
@@ -80,8 +80,8 @@ def hub_data(name: str, *, download: bool = False) -> DataSet:
     classes, others = (_class_names(name, images.table) for images in (train, test))
     if classes != others:
         raise DataError(
-            f"{name} has other classes for training than for testing",
-            "Both splits share classes, in one order.",
+            f"{name} has different classes for training and testing",
+            "Both splits must have the same classes in the same order.",
         )
     check_splits(name, train, test, classes=len(classes))
     prints = [f"{images.table._fingerprint} {len(images)}" for images in (train, test)]
@@ -96,8 +96,10 @@ def hub_data(name: str, *, download: bool = False) -> DataSet:
 
 @contextmanager
 def _network(allowed: bool) -> Iterator[None]:
-    """Nothing is fetched inside, unless allowed. (`DownloadConfig.local_files_only` is not enough:
-    `datasets` does not read it.)"""
+    """Forbid downloads inside the context, unless allowed.
+
+    `DownloadConfig.local_files_only` is not enough: `datasets` does not read it.
+    """
     import datasets
     from huggingface_hub import constants
 
@@ -116,7 +118,7 @@ def _images(name: str, tables: Any, purpose: str, names: Sequence[str]) -> Table
         raise DataError(
             f"{name} has no {purpose} split among {', '.join(tables)}", "Name splits train, test."
         )
-    table = tables[split].with_format(None)  # a saved table may give tensors
+    table = tables[split].with_format(None)  # a saved table may be set to return tensors
     return TableImages(
         table=table,
         column=_column(name, table, "Image"),

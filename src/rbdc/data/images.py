@@ -1,4 +1,4 @@
-"""What a data set is: images in memory, or images decoded one by one; and their classes."""
+"""Data sets: images in memory or decoded on demand, with labels and class names."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from rbdc.errors import DataError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageSet:
-    """Images in memory, uint8 (images, channels, height, width), and their classes."""
+    """Images in memory as uint8 (images, channels, height, width), with their labels."""
 
     images: Tensor
     labels: Tensor
@@ -40,7 +40,7 @@ class ImageSet:
 
 
 class ImageSource(Protocol):
-    """Images that are read when needed: files, members of shards, rows of a table."""
+    """Images that are read on demand: files, members of tar shards, or rows of a table."""
 
     @property
     def labels(self) -> "Sequence[int] | Tensor": ...
@@ -48,32 +48,32 @@ class ImageSource(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Image.Image:
-        """The image, maybe not decoded yet: PIL raises where it finds out that it cannot be."""
+        """Return the image. PIL may decode it later, and raises then if it cannot be decoded."""
 
     def name(self, index: int) -> str:
-        """Where it is, for people: a path."""
+        """Return the path of an image, or another name for messages."""
 
     def suspects(self) -> list[int]:
-        """Images that a quick look finds wanting; they are decoded before training begins."""
+        """Return the indices of images that may be damaged; they are decoded before training."""
 
     def without(self, indices: Sequence[int]) -> "ImageSource":
-        """The same source, some images left out."""
+        """Return a copy of the source without these images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSet:
-    """A data set with its two splits, its class list, and what it is known by."""
+    """A data set: its training and test split, class names and fingerprint."""
 
     name: str
     train: ImageSource
     test: ImageSource
     class_names: tuple[str, ...]
     fingerprint: str
-    """A digest that changes when images, labels or classes do."""
+    """Digest that changes when images, labels or classes change."""
     skipped: tuple[str, ...] = ()
-    """Unreadable images that were left out."""
+    """Names of unreadable images that were left out."""
     skip_bad: bool = False
-    """Whether an image that turns out unreadable later is replaced by the next one."""
+    """Whether an image that cannot be decoded during training is replaced by the next one."""
 
     @property
     def in_memory(self) -> bool:
@@ -91,7 +91,7 @@ class DataSet:
 
 
 def memory_data(name: str, train: ImageSet, test: ImageSet) -> DataSet:
-    """A data set of two image sets; its fingerprint is that of every byte."""
+    """Return a data set of two image sets. The fingerprint covers every byte."""
     digest = hashlib.sha256("\0".join(train.class_names).encode(errors="surrogateescape"))
     for split in (train, test):
         if len(split.images) != len(split.labels):
@@ -113,7 +113,7 @@ def memory_data(name: str, train: ImageSet, test: ImageSet) -> DataSet:
 
 
 def listed_fingerprint(class_names: Sequence[str], lines: Sequence[str]) -> str:
-    """The fingerprint of images that are not read whole: a line each."""
+    """Return a fingerprint of images that are not fully read, given one line per image."""
     digest = hashlib.sha256("\0".join(class_names).encode(errors="surrogateescape"))
     for line in lines:
         digest.update(line.encode(errors="surrogateescape") + b"\n")
@@ -121,11 +121,11 @@ def listed_fingerprint(class_names: Sequence[str], lines: Sequence[str]) -> str:
 
 
 def check_splits(name: str, train: ImageSource, test: ImageSource, *, classes: int) -> None:
-    """Both splits have images, and every label is that of a class."""
+    """Refuse a split without images, or a label that is not a class index."""
     for split, images in (("training", train), ("test", test)):
         if not len(images):
             raise DataError(
-                f"{name} has no {split} images", "Both splits need images, in a folder a class."
+                f"{name} has no {split} images", "Both splits need images, in one folder per class."
             )
         labels = images.labels.tolist() if isinstance(images.labels, Tensor) else images.labels
         for index, label in enumerate(labels):

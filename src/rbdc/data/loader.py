@@ -1,4 +1,4 @@
-"""Batches read by worker processes, whatever is in them."""
+"""Read batches in worker processes."""
 
 import signal
 import sys
@@ -14,17 +14,17 @@ from torch.utils.data import DataLoader, Dataset
 from rbdc.data.randomness import preserve_generators
 from rbdc.errors import DataError
 
-LOST_WORKERS = 3  # a loader whose workers die this often has no memory left
+LOST_WORKERS = 3  # give up after this many worker deaths in a row; memory is the usual cause
 
 
 def read_batches(
     samples: Dataset[Any], tokens: Callable[[], Iterator[list[Any]]], workers: int
 ) -> Iterator[Any]:
-    """What `samples.__getitems__` gives for each batch of tokens, read by workers or by this
-    process. An error is given, too, and raised here: raised there, torch would make a text of it.
+    """Yield `samples.__getitems__(batch)` for each batch of tokens, in order.
 
-    Batches are the same whoever reads them, so that a killed worker is no loss: the loader is made
-    again for the rest of them.
+    With 0 workers this process reads the batches itself. A worker returns a DataError instead of
+    raising it, and it is raised here, because torch would turn an exception into a string. A batch
+    depends only on its tokens, so after a worker dies a new loader reads the remaining batches.
     """
     if not workers:
         for batch in tokens():
@@ -40,30 +40,35 @@ def read_batches(
                 yield _checked(read)
             return
         except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker (pid"):  # torch's words for a dead one
+            if not str(error).startswith(
+                "DataLoader worker (pid"
+            ):  # torch's message for a dead worker
                 raise
             lost += 1
             if lost == LOST_WORKERS:
                 raise DataError(
                     f"data workers keep dying: {error}",
-                    "Often memory is short: use fewer workers. The same command goes on from the "
-                    "last checkpoint.",
+                    "Too little memory is the usual cause: use fewer workers. The same command "
+                    "resumes from the last checkpoint.",
                 ) from None
             warnings.warn(f"a data worker died and is replaced: {error}", stacklevel=2)
 
 
 def _loader(samples: Dataset[Any], tokens: Iterator[list[Any]], workers: int) -> Iterator[Any]:
-    """torch's loader. It would raise a worker's death wherever the main thread happens to be, from
-    a signal handler; without that handler it finds out when it waits for a batch."""
+    """Return an iterator over torch's DataLoader, with its SIGCHLD handler removed.
+
+    That handler would raise an error at an arbitrary point of the main thread when a worker dies.
+    Without it, the loader notices the death while it waits for a batch.
+    """
     loader: DataLoader[Any] = DataLoader(
         samples,
         batch_sampler=tokens,
         num_workers=workers,
         collate_fn=_as_it_is,
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # else the loader would draw from the global one
-        # Forked workers start at once and see when their parent was killed. A server's do neither,
-        # and would be the default in a training that a server started itself.
+        generator=torch.Generator(),  # otherwise the loader would draw from the global generator
+        # Forked workers start at once and end when their parent is killed. Workers of a fork server
+        # do neither, and would be the default in a training that a fork server started.
         multiprocessing_context="fork" if sys.platform == "linux" else None,
     )
     before = signal.getsignal(signal.SIGCHLD)

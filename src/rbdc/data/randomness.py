@@ -1,4 +1,4 @@
-"""Randomness as a function of where it is used: never of what ran before."""
+"""Seeds derived from a key such as (seed, "order", epoch), so that no generator state is saved."""
 
 import random
 from collections.abc import Iterator
@@ -10,20 +10,26 @@ import torch
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed from a place, such as (seed, "order", epoch). Different places, different
-    seeds, on every machine and in every version of Python."""
+    """Return a 63-bit seed for a key such as (seed, "order", epoch).
+
+    Different keys give different seeds. The result is the same on every machine and in every
+    version of Python.
+    """
     digest = blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def generator(*parts: int | str) -> torch.Generator:
-    """A generator of its own for a place; the global one is not touched."""
+    """Return a new torch generator seeded for a key. The global generator is not changed."""
     return torch.Generator().manual_seed(derive_seed(*parts))
 
 
 def set_seeds(seed: int, *, numpy: bool = True) -> None:
-    """Seed the three generators that augmentations draw from (CUDA's are left alone). numpy's takes
-    longer than both others; of what happens to one image only RandAugment and its kin use it."""
+    """Seed the Python, torch CPU and (optionally) numpy generators, which augmentations draw from.
+
+    Seeding numpy takes longer than seeding both others. Of the per-image transforms, only
+    RandAugment and similar policies draw from numpy.
+    """
     random.seed(seed)
     if numpy:
         np.random.seed(seed % 2**32)  # noqa: NPY002 - timm draws from numpy's global generator
@@ -32,7 +38,7 @@ def set_seeds(seed: int, *, numpy: bool = True) -> None:
 
 @contextmanager
 def preserve_generators() -> Iterator[None]:
-    """Whatever is seeded and drawn inside, the generators go on outside as if nothing was."""
+    """Restore the global Python, numpy and torch CPU generators when the context ends."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     try:
         yield

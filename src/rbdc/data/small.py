@@ -25,11 +25,11 @@ CLASS_NAMES = (
     "Ankle boot",
 )
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # apt install dataset-fashion-mnist
-_DOWNLOAD = "Allow the download (--data-download), or give the folder that holds it."
+_DOWNLOAD = "Allow the download (--data-download), or give the folder that contains it."
 
 
 def embedded(split: str) -> ImageSet:
-    """10,000 "train" or 2,000 "test" images of Fashion-MNIST, 28 x 28, ten balanced classes."""
+    """Load the embedded part of Fashion-MNIST: 10,000 "train" or 2,000 "test" images, 28 x 28."""
     with (
         as_file(files("rbdc.data") / "embedded" / "fashion-mnist-12k.npz") as path,
         np.load(path, allow_pickle=False) as arrays,
@@ -42,31 +42,31 @@ def embedded(split: str) -> ImageSet:
 
 
 def has_fashion_mnist(folder: Path) -> Path | None:
-    """Where below `folder` the four idx files lie: Debian's layout, or torchvision's."""
-    for place in (folder, folder / "FashionMNIST" / "raw", folder / "raw"):
-        if any((place / f"train-images-idx3-ubyte{end}").exists() for end in ("", ".gz")):
-            return place
+    """Return the folder of the four idx files in Debian's or torchvision's layout, or None."""
+    for path in (folder, folder / "FashionMNIST" / "raw", folder / "raw"):
+        if any((path / f"train-images-idx3-ubyte{end}").exists() for end in ("", ".gz")):
+            return path
     return None
 
 
 def fashion_mnist(folder: Path, *, download: bool = False) -> DataSet:
-    """Fashion-MNIST: 60,000 and 10,000 images, 28 x 28."""
-    place = has_fashion_mnist(folder) or has_fashion_mnist(DEBIAN)
-    if place is None and download:
+    """Open Fashion-MNIST: 60,000 training and 10,000 test images, 28 x 28."""
+    path = has_fashion_mnist(folder) or has_fashion_mnist(DEBIAN)
+    if path is None and download:
         from torchvision.datasets import FashionMNIST
 
         try:
             FashionMNIST(str(folder), download=True)
         except (RuntimeError, OSError) as error:
-            raise DataError(f"Fashion-MNIST cannot be fetched: {error}", _DOWNLOAD) from None
-        place = has_fashion_mnist(folder)
-    if place is None:
+            raise DataError(f"Fashion-MNIST cannot be downloaded: {error}", _DOWNLOAD) from None
+        path = has_fashion_mnist(folder)
+    if path is None:
         raise DataError(f"Fashion-MNIST is not in {folder}, nor in {DEBIAN}", _DOWNLOAD)
-    return memory_data("fashion-mnist", *(_idx_set(place, prefix) for prefix in ("train", "t10k")))
+    return memory_data("fashion-mnist", *(_idx_set(path, prefix) for prefix in ("train", "t10k")))
 
 
 def has_cifar(folder: Path) -> int | None:
-    """10 or 100, if `folder` is a root of torchvision's CIFAR."""
+    """Return 10 or 100 if `folder` contains that CIFAR in torchvision's layout, else None."""
     for classes, name in ((10, "cifar-10-batches-py"), (100, "cifar-100-python")):
         if (folder / name).is_dir():
             return classes
@@ -74,16 +74,16 @@ def has_cifar(folder: Path) -> int | None:
 
 
 def cifar(classes: int, folder: Path, *, download: bool = False) -> DataSet:
-    """CIFAR-10 or CIFAR-100 in torchvision's layout: 50,000 and 10,000 images, 32 x 32.
+    """Open CIFAR-10 or CIFAR-100: 50,000 training and 10,000 test images, 32 x 32.
 
-    torchvision compares the files' MD5 with the published ones before it unpickles them.
+    The files are in torchvision's layout. torchvision checks their MD5 before it unpickles them.
     """
     from torchvision.datasets import CIFAR10, CIFAR100
 
     source = {10: CIFAR10, 100: CIFAR100}[classes]
     try:
         splits = [source(str(folder), train=train, download=download) for train in (True, False)]
-    except (RuntimeError, OSError) as error:  # missing, not the files their MD5 says, no network
+    except (RuntimeError, OSError) as error:  # missing files, wrong MD5, or no network
         raise DataError(f"CIFAR-{classes} cannot be read in {folder}: {error}", _DOWNLOAD) from None
     return memory_data(
         f"cifar{classes}",
@@ -99,7 +99,10 @@ def cifar(classes: int, folder: Path, *, download: bool = False) -> DataSet:
 
 
 def read_idx(folder: Path, name: str, *, axes: int) -> Tensor:
-    """An idx file of bytes, maybe gzipped: two zeros, type 8, the axes, their sizes, the data."""
+    """Read an idx file of bytes, gzipped or not.
+
+    Its header is two zeros, type 8, the number of axes, and their sizes.
+    """
     path = folder / name
     try:
         if path.exists():
@@ -111,7 +114,7 @@ def read_idx(folder: Path, name: str, *, axes: int) -> Tensor:
         shape = np.frombuffer(raw, ">u4", axes, offset=4)
         data = np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}", "Fetch the file again.") from None
+        raise DataError(f"{path} cannot be read: {error}", "Download the file again.") from None
     return torch.from_numpy(data.copy())
 
 

@@ -1,4 +1,4 @@
-"""A data set by name or path: what it is, and whether its images can be read."""
+"""Open a data set by name or path, and check that its images can be decoded."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ from rbdc.errors import DataError, nearest
 
 NAMES = ("embedded", "fashion-mnist", "cifar10", "cifar100")
 BAD_IMAGE = (OSError, SyntaxError, ValueError, TypeError, Image.DecompressionBombError)
-"""What PIL raises for bytes it cannot decode."""
+"""Exceptions that PIL raises for bytes it cannot decode."""
 
 
 def open_data(
@@ -34,12 +34,14 @@ def open_data(
     in_memory: bool = False,
     skip_bad: bool = False,
 ) -> DataSet:
-    """A data set by name (`embedded`, `fashion-mnist`, `cifar10`, `cifar100`, `hf:NAME`) or path.
+    """Open a data set by name or path.
 
-    A path is a folder with `train/CLASS/*.jpg` and `val/` or `test/` beside it, with tar shards,
-    in torchvision's layout of a named set, or saved by `datasets`. Named sets are looked for in
-    `folder`, and fetched there only if `download`. Images that cannot be decoded are an error
-    that names them, or are left out and listed (`skip_bad`). `in_memory` decodes a small set once.
+    Names are `embedded`, `fashion-mnist`, `cifar10`, `cifar100` and `hf:NAME`. They are searched
+    for in `folder`, and downloaded to it only with `download`. A path is a folder with
+    `train/CLASS/*.jpg` and `val/` or `test/` beside it, a folder of tar shards, a named set in
+    torchvision's layout, or a folder saved by `datasets`. Images that cannot be decoded raise an
+    error that names them; with `skip_bad` they are left out and listed. `in_memory` decodes all
+    images once, for small data sets.
     """
     data = _find(name, Path(folder).expanduser(), download)
     if data.in_memory:
@@ -74,14 +76,13 @@ def _find(name: str, folder: Path, download: bool) -> DataSet:
     if split_folders(root):
         return image_folders(root)
     raise DataError(
-        f"{root} holds no data set that is known",
+        f"{root} contains no data set of a known layout",
         "Expected train/CLASS/*.jpg with val/ or test/ beside it, or train*.tar and val*.tar.",
     )
 
 
 def _without_bad(data: DataSet, skip: bool, *, every: bool) -> DataSet:
-    """Decode what a quick look finds suspicious, or every image, and refuse or leave out what does
-    not decode."""
+    """Decode suspicious images, or every image, and refuse or leave out what does not decode."""
     bad = _bad_images(data.train, every), _bad_images(data.test, every)
     names = [*map(data.train.name, bad[0]), *map(data.test.name, bad[1])]
     if not names:
@@ -89,7 +90,7 @@ def _without_bad(data: DataSet, skip: bool, *, every: bool) -> DataSet:
     if not skip:
         raise DataError(
             f"{len(names)} image{'s' if names[1:] else ''} cannot be decoded: {_some(names)}",
-            "Remove or replace what is named, or leave it out with --skip-bad.",
+            "Remove or replace these images, or leave them out with --skip-bad.",
         )
     train, test = data.train.without(bad[0]), data.test.without(bad[1])
     check_splits(data.name, train, test, classes=len(data.class_names))
@@ -118,7 +119,7 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 
 
 def _decoded(data: DataSet) -> DataSet:
-    """The same data in memory. All images must have one size: nothing is resized silently."""
+    """Return the data decoded into memory. All images must have one size; none is resized."""
     train, test = (_decode(split, data) for split in (data.train, data.test))
     if train.images.shape[1:] != test.images.shape[1:]:
         raise DataError(
@@ -149,15 +150,15 @@ def _decode(source: ImageSource, data: DataSet) -> ImageSet:
 
 
 def read_rgb(source: ImageSource, index: int) -> Image.Image:
-    """The image in RGB; an error that names it if it cannot be decoded."""
+    """Return the image in RGB, or raise a DataError that names it."""
     try:
         image = source.read(index)
-        image.load()  # decodes it
-        if image.mode.startswith("I;16"):  # PIL would make everything above 255 white
+        image.load()  # decode it now
+        if image.mode.startswith("I;16"):  # PIL would clip all values above 255 to white
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         return image if image.mode == "RGB" else image.convert("RGB")
     except BAD_IMAGE as error:
-        reason = "it is no image" if isinstance(error, UnidentifiedImageError) else error
+        reason = "it is not an image" if isinstance(error, UnidentifiedImageError) else error
         raise DataError(
             f"{source.name(index)} cannot be decoded: {reason}",
             "Remove or replace it, or leave it out with --skip-bad.",

@@ -20,7 +20,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from rbdc.data.files import Place, look_at
+from rbdc.data.files import ImageLocation, locate_image
 from rbdc.data.images import listed_fingerprint
 from rbdc.errors import DataError, nearest
 
@@ -48,7 +48,7 @@ class Picture:
     """An image and what is in it, which may be nothing."""
 
     id: int
-    place: Place
+    location: ImageLocation
     height: int
     width: int
     regions: tuple[Region, ...]
@@ -168,7 +168,7 @@ def read_coco(annotations: str | Path, images: str | Path) -> CocoSet:
         pictures.append(
             Picture(
                 id=entry["id"],
-                place=_place(path, folder, entry["file_name"]),
+                location=_locate(path, folder, entry["file_name"]),
                 height=height,
                 width=width,
                 regions=tuple(regions),
@@ -330,19 +330,19 @@ def _numbers(values: Any, count: int) -> TypeGuard[list[float]]:
     )
 
 
-def _place(path: Path, folder: Path, name: str) -> Place:
+def _locate(path: Path, folder: Path, name: str) -> ImageLocation:
     file = folder / name
     if not file.is_file():
         raise DataError(
             f"{file} is missing, which {path} lists",
             "Put the image there, or name the folder that holds the images.",
         )
-    return look_at(file)
+    return locate_image(file)
 
 
 def _lines(pictures: Iterable[Picture]) -> Iterable[str]:
     for picture in pictures:
-        place = picture.place
-        yield f"{picture.id} {place.size} {place.ends} {picture.height} {picture.width}"
+        location = picture.location
+        yield f"{picture.id} {location.size} {location.ends} {picture.height} {picture.width}"
         for region in picture.regions:
             yield f"{region.category} {region.box} {crc32(region.counts)} {region.crowd}"

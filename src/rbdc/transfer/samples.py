@@ -131,14 +131,14 @@ class DetectionSamples(Dataset[Sample]):
 def read_pixels(picture: Picture) -> Tensor:
     """uint8 (3, H, W). Of the size that the annotations are for, or an error that names it."""
     try:
-        image = Image.open(BytesIO(picture.place.read()), formats=FORMATS).convert("RGB")
+        image = Image.open(BytesIO(picture.location.read()), formats=FORMATS).convert("RGB")
     except BAD_IMAGE as error:
         raise DataError(
-            f"{picture.place} cannot be decoded: {error}", "Replace the file."
+            f"{picture.location} cannot be decoded: {error}", "Replace the file."
         ) from None
     if image.size != (picture.width, picture.height):
         raise DataError(
-            f"{picture.place} is {image.width} x {image.height} px, its annotations are for "
+            f"{picture.location} is {image.width} x {image.height} px, its annotations are for "
             f"{picture.width} x {picture.height}",
             "Use the images that were annotated: boxes and masks are in their pixels.",
         )
