@@ -527,7 +527,12 @@ def test_reading_can_be_given_up_at_any_step(folder: DataSet) -> None:
         (-2, 1, False, "the batch size is -2"),
         (25, 1, False, "the batch size is 25, and there are 24 training images"),
         (5, 1, True, "the batch size 5 is not a multiple of 2: mixup and cutmix mix pairs"),
-        (6, 2, False, "the batch size 6 is not a multiple of 4: it is divided into 2 micro-batches"),
+        (
+            6,
+            2,
+            False,
+            "the batch size 6 is not a multiple of 4: it is divided into 2 micro-batches",
+        ),
     ],
 )
 def test_batch_sizes_that_cannot_be(

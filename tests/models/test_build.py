@@ -134,7 +134,7 @@ def test_a_width_is_allowed_exactly_while_heads_stay_whole(
             "deit_base_patch16_224",
             1.0,
             {"norm_layer": torch.nn.LayerNorm},
-            "cannot be written down",
+            "cannot be stored as JSON",
         ),
         ("resnet18", 1.0, {"pretrained": True}, "describes an architecture only"),
         ("vgg11", 1.0, {}, "VGG is not an architecture whose width RBDC can scale"),
@@ -149,5 +149,5 @@ def test_what_cannot_be_built_says_why(
 
 
 def test_a_model_that_rbdc_did_not_build_has_no_spec() -> None:
-    with pytest.raises(ModelError, match="does not say what it was built from"):
+    with pytest.raises(ModelError, match="has no record of what it was built from"):
         rbdc.spec_of(torch.nn.Linear(2, 2))

@@ -217,7 +217,7 @@ def test_a_plan_goes_through_json() -> None:
         ({"ratio": float("nan")}, "ratio is nan"),
         ({"budget": 0}, "budget is 0, expected more than 0"),
         ({"budget": float("inf")}, "budget is inf"),
-        ({"budget": None}, "not told how much to spend"),
+        ({"budget": None}, "was given no budget"),
         ({"epochs": 3}, "given budget, epochs"),
         ({"budget": 0.0001}, "rounds to 0"),
         ({"steps": 4}, "num_heads is 8 at full width and would be 0.5 at width 0.0625"),

@@ -343,7 +343,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "optimizer's state": ({"opt": "adafactorbv"}, "adafactorbv cannot be used here"),
     "transitions": ({"transition": ("carry",) * 3}, "3 transitions are given for 2"),
     "mean": ({"mean": (0.1, 0.2), "std": (1.0, 1.0)}, "mean has 2 values"),
-    "no spending": ({"epochs": None}, "not told how much to spend"),
+    "no spending": ({"epochs": None}, "was given no budget"),
     "teacher": ({"distillation": "hard", "teacher": "resnet19"}, "neither a folder nor"),
     "teacher weights": ({"distillation": "hard", "teacher": "resnet18"}, "has no weights"),
 }

@@ -1,7 +1,7 @@
-"""Models by width: what "half as wide" means for an architecture, and models on disk.
+"""Build models at a fraction of their width, and read and write them.
 
-`families` is the table of architectures, `build` makes a model at a width, `folder` writes and
-reads it as timm does, `coupled` couples two such folders into a third.
+`families` is the table of architectures, `build` builds a model at a width, `folder` writes and
+reads it in timm's format, and `coupled` couples two such folders into a third.
 """
 
 from rbdc.models.build import (

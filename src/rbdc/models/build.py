@@ -22,16 +22,16 @@ _OF_TIMMS_WEIGHTS = (
     "tag", "license", "origin_url", "paper_ids", "paper_name", "notes",
     "test_input_size", "test_crop_pct",
 )  # fmt: skip
-"""What timm's record says of the weights it offers itself: not true of ours."""
+"""Entries of timm's `pretrained_cfg` that describe timm's own weights, not ours."""
 
 
 def build(model: str | ModelSpec, width: float = 1.0, **arguments: Any) -> nn.Module:
-    """A timm model at `width` times its full width, freshly initialised.
+    """Build a timm model at `width` times its full width, with new weights.
 
     `arguments` are timm's and describe the full-width model: `build("deit_tiny_patch16_224",
-    width=0.5, embed_dim=64, num_heads=4, depth=6, img_size=28, patch_size=4, in_chans=1)` is 32
-    wide with 2 heads. `img_size` may be given for every family. The model remembers what it is:
-    `spec_of(model)`, and `build(spec)` builds it again.
+    width=0.5, embed_dim=64, num_heads=4, depth=6, img_size=28, patch_size=4, in_chans=1)` has an
+    embedding dimension of 32 and 2 heads. `img_size` can be given for every family.
+    `spec_of(model)` returns the spec from which `build(spec)` builds the same architecture again.
     """
     spec = as_spec(model, width, **arguments)
     reference, family = _reference(spec)
@@ -45,23 +45,23 @@ def build(model: str | ModelSpec, width: float = 1.0, **arguments: Any) -> nn.Mo
 
 
 def build_meta(spec: ModelSpec) -> nn.Module:
-    """The model's names and shapes, without memory: for layouts and checks."""
+    """Build the model on the meta device, for layouts and checks."""
     return copy.deepcopy(_meta(spec))
 
 
 def shapes_of(spec: ModelSpec) -> Mapping[str, torch.Tensor]:
-    """The model's tensors by name, without memory: for looking at, not for changing."""
+    """Return the model's state dict on the meta device. It is cached: do not change it."""
     return _meta(spec).state_dict()
 
 
 def record_of(spec: ModelSpec) -> Mapping[str, Any]:
-    """What timm's pretrained_cfg says of the model and its images: for looking at."""
+    """Return timm's `pretrained_cfg` of the model. It is cached: do not change it."""
     return _meta(spec).pretrained_cfg  # type: ignore[return-value]
 
 
 @cache
 def halves_layout(spec: ModelSpec) -> Layout:
-    """How the model's tensors are made of those of two that are half as wide."""
+    """Return how the model's tensors are built from those of two models of half the width."""
     return layout_of(_meta(spec.scaled(0.5)), _meta(spec))
 
 
@@ -72,15 +72,15 @@ def _meta(spec: ModelSpec) -> nn.Module:
 
 
 def build_empty(spec: ModelSpec) -> nn.Module:
-    """A model with uninitialised weights, for someone who will fill every one of them."""
+    """Build a model with uninitialised weights, which the caller must all overwrite."""
     model = build_meta(spec)
     if any(module._non_persistent_buffers_set for module in model.modules()):
-        return build(spec)  # it has buffers that no state dict fills
+        return build(spec)  # it has buffers that no state dict contains
     return model.to_empty(device="cpu")
 
 
 def as_spec(model: str | ModelSpec, width: float = 1.0, /, **arguments: Any) -> ModelSpec:
-    """A spec from a name with a width and timm's arguments; a spec is returned as it is."""
+    """Return a spec for a name, a width and timm's arguments. A spec is returned unchanged."""
     if isinstance(model, ModelSpec):
         if arguments or width != 1.0:
             raise ModelError(
@@ -92,18 +92,18 @@ def as_spec(model: str | ModelSpec, width: float = 1.0, /, **arguments: Any) -> 
 
 
 def spec_of(model: nn.Module) -> ModelSpec:
-    """What `build` or `load` made this model from."""
+    """Return the spec that `build` or `load` built this model from."""
     spec = getattr(model, "rbdc_spec", None)
     if not isinstance(spec, ModelSpec):
         raise ModelError(
-            f"this {type(model).__name__} does not say what it was built from",
+            f"this {type(model).__name__} has no record of what it was built from",
             "Build it with rbdc.build(name, width, ...) or load it with rbdc.load(folder).",
         )
     return spec
 
 
 def timm_builds(spec: ModelSpec) -> bool:
-    """Whether timm alone builds this model from its exported `model_args`."""
+    """Return whether timm alone can build this model from its exported `model_args`."""
     with torch.device("meta"):
         alone = _create(spec.name, **timm_arguments(spec)).state_dict()
     ours = build_meta(spec).state_dict()
@@ -111,32 +111,33 @@ def timm_builds(spec: ModelSpec) -> bool:
 
 
 def family(spec: ModelSpec) -> Family:
+    """Return the architecture family of a spec."""
     return _reference(spec)[1]
 
 
 def timm_arguments(spec: ModelSpec) -> dict[str, Any]:
-    """What timm's constructor is given for this spec: its arguments, the widths scaled."""
+    """Return the arguments of timm's constructor for this spec, with scaled widths."""
     _model, family = _reference(spec)
     arguments = dict(spec.arguments)
     if not family.takes_image_size:
-        arguments.pop("img_size", None)  # kept in pretrained_cfg's input_size
+        arguments.pop("img_size", None)  # stored in pretrained_cfg["input_size"]
     return arguments | (dict(scaled_widths(spec)) if spec.width != 1 else {})
 
 
 def scaled_widths(spec: ModelSpec) -> Widths:
-    """The constructor arguments that carry the width, at this spec's width."""
+    """Return the constructor arguments that define the width, at this spec's width."""
     reference, family = _reference(spec)
     factor = Fraction(spec.width).limit_denominator(2**16)
     return {key: _scale(spec, key, size, factor) for key, size in family.widths(reference).items()}
 
 
 def halvings(spec: ModelSpec) -> int:
-    """How many recursive steps the architecture allows from this width."""
+    """Return how many recursive steps the architecture allows from this width."""
     return _halvings(spec)[0]
 
 
 def check_steps(spec: ModelSpec, steps: int) -> None:
-    """Refuse more recursive steps than the architecture allows, and say what is in the way."""
+    """Refuse more recursive steps than the architecture allows, and name the reason."""
     scaled_widths(spec)
     most, obstacle = _halvings(spec)
     if steps > most:
@@ -170,7 +171,7 @@ def _scale(
 
 
 def _reference(spec: ModelSpec) -> tuple[Any, Family]:
-    """The full-width model on the meta device, to read widths off, and its family."""
+    """Return the full-width model on the meta device and its family."""
     return _full_width(replace(spec, width=1.0))
 
 
@@ -184,7 +185,7 @@ def _full_width(spec: ModelSpec) -> tuple[Any, Family]:
         )
     if not {"pretrained", "checkpoint_path"}.isdisjoint(given):
         raise ModelError(
-            f"{name} was asked for with weights, but a spec describes an architecture only",
+            f"the arguments of {name} ask for weights, but a spec describes only an architecture",
             "Build the model, then load weights into it; or use rbdc.load for an exported folder.",
         )
     size = {"img_size": given.pop("img_size")} if "img_size" in given else {}
@@ -199,7 +200,7 @@ def _full_width(spec: ModelSpec) -> tuple[Any, Family]:
 def _create(name: str, **arguments: Any) -> nn.Module:
     try:
         return cast(nn.Module, timm.create_model(name, **arguments))
-    except Exception as error:  # whatever timm's constructor does with a value it cannot use
+    except Exception as error:  # timm's constructors raise many types of errors
         raise ModelError(
             f"timm cannot build {name} with {arguments}: {str(error) or type(error).__name__}",
             _suggest_argument(name, arguments),
@@ -216,7 +217,7 @@ def _suggest_argument(name: str, given: dict[str, Any]) -> str:
 
 
 def _describe(model: Any, spec: ModelSpec) -> None:
-    """Keep timm's record of what the model takes and gives true, and the spec with it."""
+    """Correct `pretrained_cfg` for this model, and store the spec in the model."""
     record = model.pretrained_cfg
     for key in _OF_TIMMS_WEIGHTS:
         record.pop(key, None)
@@ -224,7 +225,7 @@ def _describe(model: Any, spec: ModelSpec) -> None:
     size = spec.arguments.get("img_size", (height, width))
     height, width = size if isinstance(size, list | tuple) else (size, size)
     channels = spec.arguments.get("in_chans", 3)
-    for key in ("mean", "std"):  # timm keeps three values whatever the channels
+    for key in ("mean", "std"):  # timm has three values for any number of channels
         if len(record[key]) != channels:
             record[key] = (sum(record[key]) / len(record[key]),) * channels
     record["input_size"] = (channels, height, width)

@@ -1,4 +1,4 @@
-"""Couple two models on disk into a third: load, couple, prove, write."""
+"""Couple two models on disk into a third: load, couple, verify, write."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -33,11 +33,11 @@ def couple_folders(
     allow_inexact: bool = False,
     use_ema: bool = True,
 ) -> dict[str, Any]:
-    """Couple two exported folders or weight files, prove the coupling, and export the wide model.
+    """Couple two exported folders or weight files, verify the result, and export the wide model.
 
-    Returns the record that is kept with it in rbdc.json. A zero-padded coupling whose proof fails
-    is not written, unless `allow_inexact`: the architecture then has a layer that mixes its
-    branches, or shares weights between them.
+    Return the record that is written to its rbdc.json. If `off_diagonal` is "zero" and the
+    verification fails, the architecture has a layer that mixes its branches or shares weights
+    between them; the model is then written only with `allow_inexact`.
     """
     output = Path(output)
     check_writable(output, force=force)
@@ -45,7 +45,7 @@ def couple_folders(
     of_files: dict[str, Any] = {"model": model, "arguments": arguments}
     if any(of_files.values()) and Path(first).is_dir() and Path(second).is_dir():
         raise CheckpointError(
-            f"{first} and {second} are folders, which say themselves what models they hold",
+            f"{first} and {second} are folders, which already name their models",
             "Give a model name and its arguments only with weight files.",
         )
     left, right = (
@@ -62,14 +62,14 @@ def couple_folders(
         allow_identical=allow_identical,
         allow_inexact=allow_inexact,
     )
-    said = [parent for parent, path in ((left, first), (right, second)) if Path(path).is_dir()]
-    _keep_preparation(wide, said)
+    exported = [parent for parent, path in ((left, first), (right, second)) if Path(path).is_dir()]
+    _copy_preprocessing(wide, exported)
     proof = verify_coupling(left, right, wide, noise_image(wide))
     if not isfinite(proof.error) or (off_diagonal == "zero" and not (proof.holds or allow_inexact)):
         raise CouplingError(
             f"the coupled {spec} differs from the mean of its parents by {proof.error:.1e} of the "
-            f"largest logit, more than rounding explains ({proof.tolerance:.0e})",
-            "Its layers cannot be kept apart by width; allow an inexact coupling to use it anyway.",
+            f"largest logit, more than rounding can cause ({proof.tolerance:.0e})",
+            "The branches are not independent; allow an inexact coupling to use it anyway.",
         )
     record = {
         "coupling": {
@@ -86,33 +86,33 @@ def couple_folders(
     return {"spec": spec.to_json(), "timm_loads": timm_builds(spec), **record}
 
 
-def _keep_preparation(wide: Any, parents: Sequence[Any]) -> None:
-    """Images are prepared for the wide model as for its parents. Weight files do not say how."""
+def _copy_preprocessing(wide: Any, parents: Sequence[Any]) -> None:
+    """Copy the image preprocessing of exported parents. Weight files do not record it."""
     keys = ("mean", "std", "crop_pct", "interpolation")
     prepared = [{key: parent.pretrained_cfg.get(key) for key in keys} for parent in parents]
     for key in keys:
         values = [one[key] for one in prepared]
         if any(value != values[0] for value in values):
             raise CouplingError(
-                f"the parents' images are prepared differently: {key} is {values[0]}, {values[1]}",
-                "Couple models that were trained on images prepared alike.",
+                f"the parents preprocess images differently: {key} is {values[0]}, {values[1]}",
+                "Couple models that were trained with the same preprocessing.",
             )
     for one in prepared[:1]:
         wide.pretrained_cfg.update(one)
 
 
 def _check_apart(output: Path, *inputs: str | Path) -> None:
-    """A parent must outlive its child, whatever `force` allows."""
+    """Refuse an output that would overwrite a parent, even with `force`."""
     target = output.resolve()
     for path in (Path(path).resolve() for path in inputs):
         if target == path or target in path.parents or path in target.parents:
             raise CheckpointError(
-                f"{output} would replace, contain or stand in the parent {path}",
+                f"{output} would replace, contain or be inside the parent {path}",
                 "Write the wide model beside its parents.",
             )
 
 
 def noise_image(model: nn.Module) -> Tensor:
-    """One image of standard normal noise, always the same, of the size the model takes."""
+    """Return a fixed image of standard normal noise in the model's input size."""
     size = model.pretrained_cfg["input_size"]  # type: ignore[index]
     return torch.randn(1, *size, generator=torch.Generator().manual_seed(0))

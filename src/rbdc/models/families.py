@@ -1,8 +1,8 @@
-"""The architectures RBDC knows, and what "half as wide" means for each: one entry a family.
+"""The architectures whose width RBDC can scale: one entry per family.
 
-An entry names timm's model class and says which constructor arguments carry the width, by reading
-them off a model that timm built. Everything else follows: a width is those arguments times a
-fraction, a model can be halved while all of them stay whole, and how its tensors are coupled is
+An entry names timm's model class and the constructor arguments that define the width, with their
+values read from a model that timm built. A model at a width has these arguments multiplied by a
+fraction, and can be halved as long as all of them are whole numbers. How its tensors are coupled is
 found by comparing two widths (`rbdc.coupling.layout`).
 """
 
@@ -21,25 +21,28 @@ Widths = Mapping[str, int | tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """How an architecture is scaled, and the paper's schedule for it."""
+    """How an architecture is scaled, and the paper's epochs for it."""
 
     model_class: type[nn.Module]
     widths: Callable[[Any], Widths]
-    """The constructor arguments that carry the width, read off a built model."""
+    """Return the constructor arguments that define the width, read from a built model."""
     takes_image_size: bool
-    """Whether the constructor has `img_size`: a network with a position embedding does."""
+    """Whether the constructor takes `img_size`, as models with position embeddings do."""
     baseline_epochs: int
-    """Epochs of standard training that a budget is relative to (paper, Results)."""
+    """Epochs of standard training, to which a budget is relative (paper, Results)."""
     warmup_epochs: int
+    """Epochs of learning rate warm-up."""
     recipe: str
-    """The shipped recipe for it."""
+    """Name of the included recipe."""
     construct: Callable[[Any, Callable[..., nn.Module], dict[str, Any]], nn.Module] | None = None
-    """Where timm's constructor alone does not give the scaled model:
-    (model at width 1, timm's constructor, scaled arguments) -> the scaled model."""
+    """Build the scaled model from (model at width 1, timm's constructor, scaled arguments).
+
+    None if timm's constructor alone can build it.
+    """
 
 
 def _vit_widths(model: Any) -> Widths:
-    # The head dimension stays: half the width is half the heads.
+    # The dimension of a head does not scale: half the width means half the heads.
     heads = [m.num_heads for m in model.blocks.modules() if hasattr(m, "num_heads")]
     if not heads:
         raise ModelError("a transformer without blocks has no heads", "Give it a depth above 0.")
@@ -59,8 +62,8 @@ def _construct_resnet(
 ) -> nn.Module:
     if not isinstance(reference.conv1, nn.Conv2d):
         return create(**arguments)
-    # timm fixes a plain stem at 64 channels whatever the width. So let it build the deep stem,
-    # whose width is an argument, and put the plain convolution in its place.
+    # timm's standard stem always has 64 channels. So build the deep stem, whose width is an
+    # argument, and replace it by a single convolution of that width.
     model: Any = create(**{**arguments, "stem_type": "deep"})
     model.conv1 = nn.Conv2d(
         reference.conv1.in_channels,
@@ -76,7 +79,7 @@ def _construct_resnet(
 
 FAMILIES = (
     Family(
-        model_class=VisionTransformer,  # DeiT, distilled or not, DeiT-III, ViT
+        model_class=VisionTransformer,  # DeiT, with or without distillation token, DeiT-III, ViT
         widths=_vit_widths,
         takes_image_size=True,
         baseline_epochs=300,
@@ -96,11 +99,12 @@ FAMILIES = (
 
 
 def family_of(model: nn.Module) -> Family:
+    """Return the family of a timm model, or refuse an unknown architecture."""
     for family in FAMILIES:
         if isinstance(model, family.model_class):
             return family
     known = " and ".join(family.model_class.__name__ for family in FAMILIES)
     raise ModelError(
         f"{type(model).__name__} is not an architecture whose width RBDC can scale",
-        f"Known are timm's {known} models; another family is one entry in rbdc/models/families.py.",
+        f"timm's {known} are supported; another family is one entry in rbdc/models/families.py.",
     )

@@ -1,9 +1,9 @@
-"""Models on disk: timm's folder layout in and out, and bare weight files in.
+"""Read and write models in timm's folder format, and read weight files.
 
-An exported folder is what `timm.create_model("local-dir:DIR", pretrained=True)` loads:
-`config.json` (architecture, model_args, label_names) and `model.safetensors`. Beside them
-`rbdc.json` keeps the spec, a SHA-256 of the weights, and how the model came to be. Reading never
-runs code from a file: safetensors, JSON, and pickles with `weights_only=True`.
+`timm.create_model("local-dir:DIR", pretrained=True)` loads an exported folder. It contains
+`config.json` (architecture, model_args, label_names), `model.safetensors`, and `rbdc.json` with the
+spec, the SHA-256 of the weights and the model's history. Reading never executes code from a file:
+only safetensors, JSON, and pickles with `weights_only=True` are read.
 """
 
 import copy
@@ -36,7 +36,7 @@ from rbdc.models.build import (
 from rbdc.models.spec import ModelSpec
 
 CONFIG, WEIGHTS, RECORD = "config.json", "model.safetensors", "rbdc.json"
-PICKLED_WEIGHTS = "pytorch_model.bin"  # what timm writes unless asked for safetensors
+PICKLED_WEIGHTS = "pytorch_model.bin"  # what timm writes without safe_serialization
 _FILES = {CONFIG, WEIGHTS, PICKLED_WEIGHTS, RECORD}
 _WIDTHS_TO_TRY = (1.0, 0.5, 0.25, 0.125, 0.0625, 2.0, 4.0)
 
@@ -48,11 +48,11 @@ def export(
     record: Mapping[str, Any] | None = None,
     force: bool = False,
 ) -> Path:
-    """Write `model` as a folder in timm's layout, whole or not at all; return where it is.
+    """Write `model` atomically as a folder in timm's format, and return its path.
 
-    timm loads it, except a plain-stem ResNet at a width other than 1.0, which timm cannot build:
-    `rbdc.load` does. `record` says how the model came to be and is kept in rbdc.json. An existing
-    model is replaced only by `force`, and goes when the new one is complete.
+    timm can load it, except for a ResNet without the deep stem at a width other than 1.0, which
+    timm cannot build; `rbdc.load` loads that too. `record` is the model's history for rbdc.json. An
+    existing model is replaced only with `force`, after the new one is complete.
     """
     target = Path(folder).resolve()
     check_writable(target, force=force)
@@ -102,7 +102,7 @@ def _written_whole(target: Path) -> Iterator[Path]:
         for path in (*partial.iterdir(), partial):
             sync(path)
         replace_folder(partial, target)
-    except SafetensorError as error:  # its word for a full disk
+    except SafetensorError as error:  # raised for a full disk
         raise CheckpointError(
             f"{target} could not be written: {error}", "Make room, or choose another folder."
         ) from error
@@ -111,7 +111,7 @@ def _written_whole(target: Path) -> Iterator[Path]:
 
 
 def check_writable(folder: Path, *, force: bool) -> None:
-    """Refuse a folder that `export` would refuse, before work is spent on what goes into it."""
+    """Refuse a folder that `export` would refuse, before any work is done."""
     folder = folder.resolve()
     if folder.is_dir():
         content = {path.name for path in folder.iterdir()}
@@ -121,12 +121,12 @@ def check_writable(folder: Path, *, force: bool) -> None:
             )
         if content and (CONFIG not in content or content - _FILES):
             raise CheckpointError(
-                f"{folder} is not just an exported model, so it is not replaced even by force",
+                f"{folder} contains more than an exported model, so even force does not replace it",
                 "Choose another folder, or remove this one yourself.",
             )
     if not is_writable(folder):
         raise CheckpointError(
-            f"{folder} cannot be written: where it is to be is not a folder one may write to",
+            f"{folder} cannot be written: its parent is not a writable folder",
             "Choose another folder.",
         )
 
@@ -138,12 +138,12 @@ def load(
     arguments: Mapping[str, Any] | None = None,
     use_ema: bool = True,
 ) -> nn.Module:
-    """A model from an exported folder; or from a weight file, with the name of its architecture.
+    """Load a model from an exported folder, or from a weight file and an architecture's name.
 
-    For a weight file the width and the number of classes are read off its tensors; what else
-    differs from the architecture's defaults (img_size, depth, ...) is given as `arguments`. Of a
-    training checkpoint that holds both, timm takes the averaged weights (EMA), and so do we, unless
-    `use_ema` is off. Weights come in fp32, whatever the file has.
+    The width and number of classes of a weight file are read from its tensors. Other differences
+    from the architecture's defaults (img_size, depth, ...) are given as `arguments`. If a training
+    checkpoint has raw weights and EMA weights, the EMA weights are used, as timm does, unless
+    `use_ema` is False. Weights are converted to fp32.
     """
     path = Path(path)
     if not path.exists():
@@ -151,7 +151,7 @@ def load(
     if path.is_dir():
         if model is not None or arguments:
             raise CheckpointError(
-                f"{path} is a folder, which says itself what model it holds",
+                f"{path} is a folder, which already names its model",
                 "Give a model name and arguments only with weight files.",
             )
         spec, about = _folder_spec(path)
@@ -160,32 +160,34 @@ def load(
     else:
         if model is None:
             raise CheckpointError(
-                f"{path} holds weights only and does not say of which model",
+                f"{path} contains only weights, and not the name of their model",
                 "Name the architecture: --model NAME (Python: load(path, model=NAME)).",
             )
         state, about = read_weights(path, use_ema), {}
         spec = _spec_of_state(model, dict(arguments or {}), state)
     result = _fill(spec, state, path)
-    _keep_about(result, about)
+    _restore_metadata(result, about)
     return result
 
 
-def _keep_about(model: Any, about: Mapping[str, Any]) -> None:
-    """Its classes, and how its images were prepared: what weights and shapes do not say."""
+def _restore_metadata(model: Any, about: Mapping[str, Any]) -> None:
+    """Restore the class names and image preprocessing, which weights do not contain."""
     set_class_names(model, about.get("label_names"))
     record = model.pretrained_cfg
     for key in ("mean", "std"):
         values = about.get(key)
         if isinstance(values, list) and len(values) == record["input_size"][0]:
-            record[key] = tuple(values)  # of another length: timm keeps three for any images
+            record[key] = tuple(
+                values
+            )  # otherwise ignore them: timm writes three for any number of channels
     record.update({key: about[key] for key in ("crop_pct", "interpolation") if key in about})
 
 
 def _fill(spec: ModelSpec, state: Mapping[str, Tensor], path: Path) -> nn.Module:
     result = build_empty(spec)
     _check_tensors(spec, result.state_dict(), state, str(path))
-    # Copied, not assigned: tensors of a mapped file are aligned as the file has it, and kernels
-    # round differently on them; and the file may be replaced while the model lives.
+    # Copy, do not assign: tensors of a memory-mapped file have the file's alignment, and kernels
+    # round differently on it. The file may also be replaced while the model is in use.
     result.load_state_dict(dict(state))
     return result
 
@@ -193,7 +195,7 @@ def _fill(spec: ModelSpec, state: Mapping[str, Tensor], path: Path) -> nn.Module
 def _check_tensors(
     spec: ModelSpec, model: Mapping[str, Tensor], state: Mapping[str, Tensor], where: str
 ) -> None:
-    """Refuse a state that is not of `model`, which was built from `spec`."""
+    """Refuse a state dict that does not fit `model`, which was built from `spec`."""
     wanted = {name: tuple(tensor.shape) for name, tensor in model.items()}
     found = {name: tuple(tensor.shape) for name, tensor in state.items()}
     for name in [*wanted, *(name for name in found if name not in wanted)]:
@@ -201,19 +203,19 @@ def _check_tensors(
             raise CheckpointError(
                 f"{name} is {found.get(name, 'missing')} in {where} and "
                 f"{wanted.get(name, 'missing')} in {spec}",
-                "The weights must be of exactly this architecture, width and image size; what "
-                "differs from timm's defaults is said by model_args or --model-kwargs.",
+                "The weights must have exactly this architecture, width and image size. Give "
+                "differences from timm's defaults as model_args or --model-kwargs.",
             )
     for name, tensor in model.items():
         if tensor.is_floating_point() != state[name].is_floating_point():
             raise CheckpointError(
-                f"{name} is of {state[name].dtype} in {where}",
+                f"{name} has dtype {state[name].dtype} in {where}",
                 "Use floating-point weights.",
             )
 
 
 def _folder_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
-    """What model a folder holds, and what timm's record says of its images and classes."""
+    """Return the spec of the model in a folder, and its `pretrained_cfg` with class names."""
     config = read_json(folder / CONFIG)
     record = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
     data = config.get("pretrained_cfg") or {}
@@ -224,7 +226,7 @@ def _folder_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
         name, arguments = config["architecture"], dict(config.get("model_args") or {})
     except (TypeError, KeyError) as error:
         raise CheckpointError(
-            f"{folder} does not say what model it holds: {error}",
+            f"{folder} does not name its model: {error}",
             "Export the model again, with timm or rbdc.",
         ) from None
     if "num_classes" in config:
@@ -235,7 +237,7 @@ def _folder_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
 
 
 def _spec_of_state(name: str, arguments: dict[str, Any], state: Mapping[str, Tensor]) -> ModelSpec:
-    """The architecture at the width whose shapes fit these weights best."""
+    """Return the architecture at the width whose shapes fit these weights best."""
     full: Any = build_meta(as_spec(name, **arguments))
     classifier = full.pretrained_cfg["classifier"]
     head = f"{classifier if isinstance(classifier, str) else classifier[0]}.weight"
@@ -250,41 +252,42 @@ def _spec_of_state(name: str, arguments: dict[str, Any], state: Mapping[str, Ten
             continue
         fit = sum(key in shapes and t.shape == shapes[key].shape for key, t in state.items())
         candidates.append((fit, spec))
-    # where none fits wholly, the nearest tells the user best what is different
+    # if none fits fully, the nearest gives the most useful error message
     return max(candidates, key=lambda candidate: candidate[0])[1]
 
 
 def weights_in(folder: Path) -> Path:
-    """Where an exported folder keeps its weights."""
+    """Return the path of the weights in an exported folder."""
     pickled = folder / PICKLED_WEIGHTS
     return pickled if pickled.exists() and not (folder / WEIGHTS).exists() else folder / WEIGHTS
 
 
 def read_weights(path: Path, use_ema: bool = True) -> dict[str, Tensor]:
-    """A state dict from a file, as timm reads it; nothing in the file is executed."""
+    """Read a state dict from a file as timm does, without executing code in it."""
     if not path.exists():
         raise CheckpointError(
-            f"{path} does not exist", "An exported folder holds its weights there."
+            f"{path} does not exist", "An exported folder must contain this file."
         )
     try:
         state = load_state_dict(str(path), use_ema=use_ema, device="cpu", weights_only=True)
-    except Exception as error:  # foreign bytes fail in as many ways as there are bytes
+    except Exception as error:  # an unknown file can raise any error
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        if isinstance(error, UnpicklingError):  # torch's text advises to trust the file
-            reason = ["it is damaged, or holds more than tensors"]
+        if isinstance(error, UnpicklingError):  # torch's message advises to trust the file
+            reason = ["it is damaged, or contains more than tensors"]
         raise CheckpointError(
             f"{path} cannot be read as weights: {reason[0]}",
-            "Use safetensors, or a pickle that holds tensors only: nothing else is ever unpickled.",
+            "Use safetensors, or a pickle of tensors only: nothing else is ever unpickled.",
         ) from error
     if not state or not all(isinstance(t, Tensor) and not t.is_meta for t in state.values()):
         raise CheckpointError(
-            f"{path} holds no state dict: a mapping of names to tensors was expected",
+            f"{path} contains no state dict: a mapping of names to tensors was expected",
             "Save model.state_dict(), alone or under the key 'model' or 'state_dict'.",
         )
     return dict(state)
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of an exported folder."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
@@ -294,7 +297,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}", "Export the model again.") from None
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds no JSON object", "Export the model again.")
+        raise CheckpointError(f"{path} contains no JSON object", "Export the model again.")
     return content
 
 

@@ -1,4 +1,4 @@
-"""What a model is, in a form that can be written down and built again."""
+"""The specification of a model, which can be stored as JSON and built again."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class ModelSpec:
     """A timm architecture at a fraction of its width.
 
     `arguments` are timm's own (img_size, num_classes, depth, embed_dim, channels, ...) and
-    describe the model at width 1.0; `width` scales it from there.
+    describe the model at width 1.0, which `width` then scales.
     """
 
     name: str
@@ -22,23 +22,23 @@ class ModelSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        try:  # a spec that went through a file must equal the one that did not
-            plain = json.loads(json.dumps(dict(self.arguments)))
+        try:  # a spec read from a file must equal the original
+            arguments = json.loads(json.dumps(dict(self.arguments)))
         except TypeError as error:
             raise ModelError(
-                f"the arguments of {self.name} cannot be written down: {error}",
-                "Use plain values (numbers, text, lists): the model is rebuilt from them.",
+                f"the arguments of {self.name} cannot be stored as JSON: {error}",
+                "Use JSON values (numbers, text, lists): the model is rebuilt from them.",
             ) from None
         if not (isfinite(self.width) and self.width > 0):
             raise WidthError(f"width is {self.width:g}", "A width is a positive fraction of 1.0.")
         object.__setattr__(self, "width", float(self.width))
-        object.__setattr__(self, "arguments", plain)
+        object.__setattr__(self, "arguments", arguments)
 
     def __hash__(self) -> int:
         return hash(json.dumps(self.to_json(), sort_keys=True))
 
     def scaled(self, factor: float) -> "ModelSpec":
-        """The same architecture, `factor` times as wide."""
+        """Return the same architecture at `factor` times its width."""
         return replace(self, width=self.width * factor)
 
     def to_json(self) -> dict[str, Any]:

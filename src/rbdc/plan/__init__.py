@@ -1,6 +1,7 @@
-"""What a training costs: FLOPs (`flops`), epochs from a budget (`schedule`), the plan (`plan`).
+"""Plan a training and its cost.
 
-`scaling` is how fast a model trains on one device and on several.
+`flops` counts FLOPs, `schedule` computes epochs from a budget, `plan` combines them, and `scaling`
+models the training speed on one device and on several.
 """
 
 from rbdc.plan.flops import FLOPS_PER_MAC, CounterName, FlopCount, count_flops, forward_flops

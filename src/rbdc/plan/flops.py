@@ -1,8 +1,8 @@
-"""What a forward pass costs, by one of three counters.
+"""Count the FLOPs of a forward pass with one of three counters.
 
-`fvcore` is the paper's: it leaves scaled_dot_product_attention out, which is 14 % of DeiT-Tiny and
-4 % of DeiT-Base and so shifts epochs between levels. `fvcore+sdpa`, the default, counts it.
-`torch` is torch's own counter: matrix products, convolutions and attention, nothing else.
+`fvcore` is the paper's. It does not count scaled_dot_product_attention, which is 14 % of DeiT-Tiny
+and 4 % of DeiT-Base, and so shifts epochs between levels. `fvcore+sdpa`, the default, counts it.
+`torch` is torch's own counter: matrix products, convolutions and attention only.
 """
 
 import warnings
@@ -30,12 +30,12 @@ DEFAULT_COUNTER: CounterName = Request.counter
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlopCount:
-    """FLOPs of one image through a model, and what the counter passed over."""
+    """FLOPs of a forward pass of one image, and the operations that were not counted."""
 
     forward_flops: int
     counter: CounterName
     uncounted: Mapping[str, int]
-    """Operations the counter does not count, with how often the model calls them."""
+    """How often the model calls each operation that the counter ignores."""
 
 
 def forward_flops(
@@ -43,7 +43,7 @@ def forward_flops(
     image_size: int | tuple[int, int] | None = None,
     counter: CounterName = DEFAULT_COUNTER,
 ) -> int:
-    """FLOPs of one image through the model; `image_size` is by default the model's own."""
+    """Return the FLOPs of a forward pass of one image; default size: the model's input size."""
     return count_flops(model, image_size, counter).forward_flops
 
 
@@ -52,7 +52,7 @@ def count_flops(
     image_size: int | tuple[int, int] | None = None,
     counter: CounterName = DEFAULT_COUNTER,
 ) -> FlopCount:
-    """Like `forward_flops`, and says what was not counted."""
+    """Return the FLOPs as `forward_flops` does, with the operations not counted."""
     if counter not in _COUNTERS:
         raise PlanError(
             f"no FLOP counter is called {counter!r}",
@@ -74,7 +74,7 @@ def _count(
     record = getattr(network, "pretrained_cfg", None)
     if record is None:
         raise PlanError(
-            f"this {type(network).__name__} is not a timm model: what it takes is unknown",
+            f"this {type(network).__name__} is not a timm model: its input size is unknown",
             "Build it with rbdc.build or timm.create_model.",
         )
     channels, height, width = record["input_size"]
@@ -84,9 +84,9 @@ def _count(
         try:
             image = torch.zeros(1, channels, height, width).to(next(network.parameters()))
             macs, uncounted = _COUNTERS[counter](network, image)
-        except Exception as error:  # whatever the model does with an image it cannot take
+        except Exception as error:  # a model can raise any error for a wrong image size
             raise PlanError(
-                f"an image of {height} x {width} px does not go through the model: {error}",
+                f"the model cannot process an image of {height} x {width} px: {error}",
                 "Build the model for this size (img_size), or choose another.",
             ) from error
     return FlopCount(forward_flops=FLOPS_PER_MAC * macs, counter=counter, uncounted=dict(uncounted))
@@ -98,12 +98,12 @@ def _at_size(spec: ModelSpec, image_size: int | tuple[int, int] | None) -> Model
     return replace(spec, arguments={**spec.arguments, "img_size": image_size})
 
 
-Counted = tuple[int, Mapping[str, int]]  # MACs, and the operations passed over
+Counted = tuple[int, Mapping[str, int]]  # MACs, and calls of operations not counted
 
 
 def _fvcore(model: nn.Module, image: Tensor, *, attention: bool) -> Counted:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fvcore scripts and traces, which torch has deprecated
+        warnings.simplefilter("ignore")  # fvcore uses torch.jit, which is deprecated
         from fvcore.nn import FlopCountAnalysis
 
         analysis = FlopCountAnalysis(model, image)
@@ -126,7 +126,7 @@ def _torch(model: nn.Module, image: Tensor) -> Counted:
 
 
 class _Calls(TorchDispatchMode):
-    """Notes the operations torch's counter has no formula for; views cost nothing."""
+    """Count calls of operations without a formula in torch's counter; views cost nothing."""
 
     def __init__(self) -> None:
         super().__init__()

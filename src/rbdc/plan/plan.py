@@ -1,6 +1,6 @@
-"""The plan of an RBDC training: which models, for how many epochs, at what cost.
+"""The plan of an RBDC training: which models are trained for how many epochs, at what cost.
 
-`rbdc plan` prints a Plan, and a training executes the very same value.
+`rbdc plan` prints a Plan, and a training executes the same value.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from rbdc.settings import Request
 
 IMAGENET_IMAGES = 1_281_167
 PARENTS = 2  # of a coupled model
-ROUNDING_TOLERANCE = 0.03  # more of a difference than this is worth a warning
+ROUNDING_TOLERANCE = 0.03  # relative difference in FLOPs above which a warning is given
 
 Costs = Literal["exact", "quarter"]
 Rounding = Literal["whole", "none"]
@@ -45,13 +45,13 @@ class Stage:
     method: str
     """How a model starts: "random", or "coupling" of its parents."""
     epochs: float
-    """Epochs of each model."""
+    """Training epochs of each model."""
     forward_flops: int
-    """FLOPs of one image through one model."""
+    """FLOPs of a forward pass of one image through one model."""
     training_flops: float
     """FLOPs of training all models of the stage."""
     share: float
-    """Share of the plan's FLOPs."""
+    """Fraction of the plan's FLOPs, from 0 to 1."""
 
     @property
     def width(self) -> float:
@@ -59,13 +59,13 @@ class Stage:
         return self.model.width
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stage as plain values."""
+        """Return the stage as JSON values."""
         return {**asdict(self), "model": self.model.to_json(), "width": self.width}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What will be trained, leaves first, and what it costs with every model counted."""
+    """The models to train, leaves first, and their total cost."""
 
     model: ModelSpec
     steps: int
@@ -74,9 +74,9 @@ class Plan:
     costs: Costs
     counter: CounterName
     uncounted: dict[str, int]
-    """Operations of the target that the counter passed over, with how often it calls them."""
+    """How often the target calls each operation that the FLOP counter ignores."""
     inexact: tuple[str, ...]
-    """Tensors that keep a coupling from being exactly the mean of its parents; best none."""
+    """Tensors whose coupling is not exact; empty if the coupled model is its parents' mean."""
     images: int
     asked_flops: float
     """FLOPs of the plan before epochs were rounded."""
@@ -113,12 +113,13 @@ class Plan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is legal but unwise about this plan."""
+        """Warnings about settings that are allowed but likely mistakes."""
         found = []
         if self.steps and self.leaves.epochs <= self.warmup_epochs:
             found.append(
                 f"the leaves train for {self.leaves.epochs:g} epochs, not more than the "
-                f"{self.warmup_epochs:g} epochs of warm-up: their learning rate never peaks"
+                f"{self.warmup_epochs:g} epochs of warm-up: their learning rate does not reach its "
+                "peak"
             )
         if self.steps and self.ratio < 1:
             found.append(
@@ -127,8 +128,8 @@ class Plan:
             )
         if self.normalized_flops > 10:
             found.append(
-                f"it costs {self.normalized_flops:.0f} times standard training: a budget of 0.7 is "
-                "seven tenths of it"
+                f"it costs {self.normalized_flops:.0f} times standard training: a budget of 0.7 "
+                "means 0.7 times"
             )
         rounding = self.training_flops / self.asked_flops - 1
         if abs(rounding) > ROUNDING_TOLERANCE:
@@ -186,14 +187,14 @@ def make_plan(
 ) -> Plan:
     """Plan the training of `model` by `steps` recursive steps (0 is standard training).
 
-    How much to spend is said in exactly one way: `budget`, relative to standard training for
-    `baseline_epochs` (by default the paper's: 300 for transformers, 90 for ResNets);
-    `total_flops`, for everything; `epochs` of the target; or `total_epochs` of all models
-    together, the passes over the data that Algorithm 1 splits.
+    Give exactly one of these: `budget`, the FLOPs relative to standard training for
+    `baseline_epochs` (default: the paper's, 300 for transformers and 90 for ResNets);
+    `total_flops`, of all models; `epochs`, of the target; or `total_epochs`, of all models
+    together, which Algorithm 1 divides among them.
 
-    `ratio` is r, the epochs of a wide model over those of its parents. `costs="quarter"` solves
-    with the paper's approximation that half the width costs a quarter; costs are reported exactly
-    all the same, and from the epochs as rounded: what will really run.
+    `ratio` is r, the epochs of a wide model divided by those of its parents. `costs="quarter"`
+    solves for epochs with the paper's approximation that a model of half the width costs a quarter.
+    The reported costs are exact in both cases, and computed from the rounded epochs.
     """
     spec = as_spec(model)
     _check(
@@ -256,7 +257,7 @@ def _stages(
             raise PlanError(
                 f"level {level} ({levels[level]}) would train for {wanted:.3g} epochs, which "
                 "rounds to 0",
-                "Spend more, take fewer steps or a smaller ratio, or say --rounding none.",
+                "Use a larger budget, fewer steps, a smaller ratio, or --rounding none.",
             )
     costs = [
         number * training_flops(forward, count, images)
@@ -285,7 +286,7 @@ def _solve(ways: dict[str, tuple[float | None, Any]]) -> float:
     if len(given) != 1:
         names = ", ".join(name for name, _, _ in given)
         raise PlanError(
-            f"the plan was given {names}" if names else "the plan was not told how much to spend",
+            f"the plan was given {names}" if names else "the plan was given no budget",
             f"Give exactly one of {', '.join(ways)}.",
         )
     name, value, solve = given[0]
@@ -328,5 +329,5 @@ def _check_number(name: str, value: float, *, at_least: float, at_most: float = 
 
 @cache
 def _inexact(narrow: ModelSpec) -> tuple[str, ...]:
-    """Couple by shape only: what cannot be coupled, or not exactly, is said before any training."""
+    """Return the tensors that couple inexactly. Only shapes are needed, so no training is."""
     return inexact_tensors(halves_layout(narrow.scaled(2)), build_meta(narrow))

@@ -1,14 +1,15 @@
-"""How fast a model trains on one device and on several: a model of speed, not a measurement.
+"""Model the training speed on one device and on several. This is an estimate, not a measurement.
 
-A step of data-parallel training on d devices, each with its share of the batch:
+A step of data-parallel training on d devices, each with batch / d images, takes:
 
-    compute     = max(batch / d / images a second of one device, least step)
+    compute     = max(batch / d / images per second of one device, least step)
     all-reduce  = 2 (d - 1) / d x bytes of gradients / bandwidth      (nccl-tests, PERFORMANCE.md)
     step        = compute / 3 + max(2/3 compute, all-reduce) + latency x log2 d
 
-One third of the compute is the forward pass; behind the backward pass, DDP hides the all-reduce
-(Li et al., 2020, "PyTorch Distributed"), here as far as it can be hidden. Groups within a node have
-the node's bandwidth, larger ones the network's. Left out: reading images, evaluation, checkpoints.
+One third of the compute is the forward pass. DDP overlaps the all-reduce with the backward pass
+(Li et al., 2020, "PyTorch Distributed"); the model assumes full overlap. Groups within a node have
+the node's bandwidth, larger groups the network's. Reading images, evaluation and checkpoints are
+not included.
 """
 
 from collections.abc import Sequence
@@ -21,34 +22,34 @@ from rbdc.models import build_meta
 from rbdc.plan.plan import Plan
 from rbdc.plan.schedule import TRAINING_PASSES
 
-BYTES_PER_GRADIENT = 4  # float32, also where autocast computes in less
+BYTES_PER_GRADIENT = 4  # float32, also with autocast
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """What a cluster's devices and wires can do.
+    """Speed of a cluster's devices and network.
 
-    The defaults are assumptions, for nodes of eight A100-class GPUs: measure your own. Ratios
-    between two trainings on the same hardware depend on them much less than hours do.
+    The defaults are assumptions for nodes of eight A100-class GPUs: measure your own. The ratio of
+    two trainings on the same hardware depends on them much less than the hours do.
     """
 
     flops_per_second: float = 100e12
-    """Of one device training the target: a third of an A100's 312 TFLOP/s in bfloat16."""
+    """FLOPs per second of one device that trains the target: a third of an A100's bfloat16 peak."""
     narrow_efficiency: float = 0.65
-    """FLOPs a second of a model over those of one twice as wide, on one device.
+    """FLOPs per second of a model divided by those of a model twice as wide, on one device.
 
     timm's benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv has 391, 1054 and 2291 images/s for
     DeiT-Base, Small and Tiny: 0.71 from Base to Small, 0.59 from Small to Tiny.
     """
     devices_per_node: int = 8
     node_bytes_per_second: float = 200e9
-    """Bus bandwidth of an all-reduce in a node, as nccl-tests print it: NVLink with NVSwitch."""
+    """Bus bandwidth of an all-reduce within a node, as nccl-tests print it (NVLink, NVSwitch)."""
     network_bytes_per_second: float = 50e9
-    """The same between nodes: four links of 100 Gb/s a node."""
+    """Bus bandwidth of an all-reduce between nodes: four links of 100 Gb/s per node."""
     latency_seconds: float = 100e-6
-    """Of an all-reduce, for each doubling of the devices: NCCL's trees have that depth."""
+    """Latency of an all-reduce per doubling of the devices, the depth of NCCL's trees."""
     least_step_seconds: float = 0.02
-    """Launching the kernels of a step takes as long as this, however few the images."""
+    """Shortest time of a step, for any number of images: the time to launch its kernels."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -57,11 +58,11 @@ class Hardware:
                 expected = "0 or more" if may_be_zero else "more than 0"
                 raise PlanError(
                     f"{name.replace('_', ' ')} is {value:g}, expected {expected}",
-                    "Give what your devices do.",
+                    "Give the speed of your hardware.",
                 )
 
     def all_reduce_seconds(self, gradient_bytes: float, devices: int) -> float:
-        """Of the gradients of one model, without latency."""
+        """Return the seconds of an all-reduce of one model's gradients, without latency."""
         within = devices <= self.devices_per_node
         bandwidth = self.node_bytes_per_second if within else self.network_bytes_per_second
         return 2 * (devices - 1) / devices * gradient_bytes / bandwidth
@@ -69,28 +70,28 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scaling:
-    """How fast the models of each level train on a number of devices; level 0 is the target."""
+    """Training speed of each level's models on a number of devices; level 0 is the target."""
 
     batch_size: int
-    """Of a training, over all its devices."""
+    """Images per step of a training, over all its devices."""
     images_per_second: tuple[float, ...]
-    """Of one device, target first."""
+    """Images per second of one device, by level, target first."""
     gradient_bytes: tuple[int, ...]
-    """Of one model, target first."""
+    """Bytes of one model's gradients, by level, target first."""
     max_images_per_device: int | None = None
-    """Images of a step that one device has the memory for, if that is known."""
+    """Images per step that fit in one device's memory; None if unknown."""
     hardware: Hardware = field(default_factory=Hardware)
 
     def group_sizes(self, devices: int) -> list[int]:
-        """How many devices can share one training: equal shares, whole pairs for mixup."""
-        # data.batches.check_batch_size: a batch is cut into shares that are closed under reversal
+        """Return the numbers of devices that can train one model together."""
+        # as data.batches.check_batch_size: micro-batches are equal and consist of pairs, for mixup
         most = min(devices, self.batch_size // 2)
         sizes = [1, *(d for d in range(2, most + 1) if self.batch_size % (2 * d) == 0)]
         room = self.max_images_per_device or self.batch_size
         return [d for d in sizes if self.batch_size / d <= room] or sizes[-1:]
 
     def step_seconds(self, level: int, devices: int) -> float:
-        """Of one step with the whole batch."""
+        """Return the seconds of one step with the full batch."""
         hardware = self.hardware
         images = self.batch_size / devices
         compute = max(images / self.images_per_second[level], hardware.least_step_seconds)
@@ -102,11 +103,11 @@ class Scaling:
         return forward + max(compute - forward, exchange) + latency
 
     def training_seconds(self, level: int, images: float, devices: int) -> float:
-        """Of one model, for so many images, repeated ones counted."""
+        """Return the seconds to train one model on `images` images, repeated ones included."""
         return images / self.batch_size * self.step_seconds(level, devices)
 
     def efficiency(self, level: int, devices: int) -> float:
-        """Images a second of a device in a group over those of a device alone."""
+        """Return the speed of a device in a group divided by that of a device alone."""
         return self.step_seconds(level, 1) / self.step_seconds(level, devices) / devices
 
     def to_json(self) -> dict[str, Any]:
@@ -120,11 +121,12 @@ def scaling_of(
     images_per_second: Sequence[float] = (),
     hardware: Hardware | None = None,
 ) -> Scaling:
-    """How fast the plan's models train.
+    """Return the training speed of the plan's models.
 
     `images_per_second` are measured on one device: one number for each level, target first, or
-    the target's alone. What was not measured follows from FLOPs: the target does
-    `flops_per_second`, and a model `narrow_efficiency` of the FLOPs a second of the next wider.
+    only the target's. Speeds that were not measured are computed from FLOPs: the target runs at
+    `flops_per_second`, and each model at `narrow_efficiency` times the FLOPs per second of the
+    next wider model.
     """
     hardware = hardware or Hardware()
     if not 0 < batch_size <= plan.images:

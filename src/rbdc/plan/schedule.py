@@ -1,7 +1,7 @@
-"""How epochs follow from a budget: the appendix's equations, and Algorithm 1.
+"""Compute epochs from a budget: the appendix's equations, and Algorithm 1.
 
-Level i = 0 is the target; level S holds the 2^S leaves. A schedule gives the epochs of every level
-relative to each other; a budget then fixes the one scale that is left. Pure arithmetic.
+Level i = 0 is the target, and level S has the 2^S leaves. A schedule gives the epochs of the levels
+relative to each other. A budget determines the common factor.
 """
 
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ Schedule = Literal["appendix", "algorithm-1"]
 
 
 def relative_epochs(schedule: Schedule, steps: int, ratio: float) -> list[float]:
-    """Epochs of each level, target first, up to a common factor. `ratio` is r, Eq. 2."""
+    """Return the epochs of each level up to a common factor, target first. `ratio` is r, Eq. 2."""
     if schedule == "appendix":  # Eq. 12: epochs_i = epochs_target / r^i
         return [ratio**-level for level in range(steps + 1)]
-    # Algorithm 1: of the epochs it is given, a model keeps r/(r+2) and hands 1/(r+2) to each of
-    # its two parents; a leaf keeps all. With the epochs given to the target as the unit:
+    # Algorithm 1: a model trains for r/(r+2) of the epochs it is given, and gives 1/(r+2) to each
+    # of its two parents. A leaf trains for all of them. The unit is the target's given epochs.
     given = [(ratio + 2) ** -level for level in range(steps + 1)]
-    return [share * ratio / (ratio + 2) for share in given[:-1]] + given[-1:]
+    return [epochs * ratio / (ratio + 2) for epochs in given[:-1]] + given[-1:]
 
 
 def training_flops(forward_flops: float, epochs: float, images: int) -> float:
-    """Eq. 11: FLOPs_training = epochs x |D| x 3 x FLOPs_forward."""
+    """Return FLOPs_training = epochs x |D| x 3 x FLOPs_forward (Eq. 11)."""
     return epochs * images * TRAINING_PASSES * forward_flops
 
 
@@ -38,7 +38,7 @@ def cost_of_unit(
 
 
 def quartered(forward_flops: float, steps: int) -> list[float]:
-    """Eq. 17, the paper's approximation: FLOPs_forward_i = FLOPs_forward_0 / 4^i."""
+    """Return the approximation FLOPs_forward_i = FLOPs_forward_0 / 4^i (Eq. 17)."""
     return [forward_flops / 4**level for level in range(steps + 1)]
 
 
