@@ -86,13 +86,13 @@ def rules(figure: Figure) -> None:
     }  # fmt: skip
     layer: Any = {"input_axis": 1}
     cases = (
-        ("both axes wide", "block-diagonal", (2, 2), Axes(wide=(0, 1), **layer),
+        ("both axes wide", "block-diagonal", (2, 2), Axes(scaled=(0, 1), **layer),
          "attention, MLP,\nconvolutions"),
-        ("one axis wide", "side by side", (2, 1), Axes(wide=(0,)),
+        ("one axis wide", "side by side", (2, 1), Axes(scaled=(0,)),
          "norms, biases, stem,\ntokens, positions"),
-        ("only the input wide", "side by side, halved", (3, 2), Axes(wide=(1,), **layer),
+        ("only the input wide", "side by side, halved", (3, 2), Axes(scaled=(1,), **layer),
          "weight of the head"),
-        ("no axis wide", "mean", (3, 1), Axes(wide=()), "bias of the head"),
+        ("no axis wide", "mean", (3, 1), Axes(scaled=()), "bias of the head"),
     )  # fmt: skip
     for number, (wide, rule, shape, how, where) in enumerate(cases):
         x = WIDTH * (number + 0.5) / len(cases)
@@ -118,7 +118,7 @@ def packed(figure: Figure) -> None:
         for code, letter, tint in zip(codes, letters, tints, strict=True):
             palette[code] = (_mixed(colour, "white", tint), f"{letter}{'₁₂'[parent]}")
         parents.append(torch.tensor(codes).float().repeat_interleave(2)[:, None].expand(6, 2))
-    wide = couple_tensor(parents[0], parents[1], Axes(wide=(0, 1), input_axis=1, packed=(2, 2, 2)))
+    wide = couple_tensor(parents[0], parents[1], Axes(scaled=(0, 1), input_axis=1, packed=(2, 2, 2)))
     block, middle, x = 0.48, 1.5, 4.45
     size: Any = {"cell": block, "fontsize": 9.5}
     for parent, name in enumerate(("first parent", "second parent")):

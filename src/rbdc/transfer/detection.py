@@ -160,7 +160,7 @@ class Detection(Problem):
         return self.training.from_step(start, stop)
 
     def image_name(self, index: int) -> str:
-        return str(self.splits.train.pictures[index].place)
+        return str(self.splits.train.pictures[index].location)
 
     def evaluate(self, model: nn.Module, autocast: AbstractContextManager[Any]) -> dict[str, float]:
         splits, mine = self.splits, Results()
@@ -201,7 +201,7 @@ class Detection(Problem):
                 {k: v.cpu() for k, v in model([image.to(self.device)])[0].items()}
                 for image in images
             ]
-        titles = [pictures[number].place.path.name for number in chosen]
+        titles = [pictures[number].location.path.name for number in chosen]
         draw_sheet(images, outputs, self.splits.class_names, path, titles=titles)
 
 
