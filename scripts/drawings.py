@@ -118,7 +118,9 @@ def packed(figure: Figure) -> None:
         for code, letter, tint in zip(codes, letters, tints, strict=True):
             palette[code] = (_mixed(colour, "white", tint), f"{letter}{'₁₂'[parent]}")
         parents.append(torch.tensor(codes).float().repeat_interleave(2)[:, None].expand(6, 2))
-    wide = couple_tensor(parents[0], parents[1], Axes(scaled=(0, 1), input_axis=1, packed=(2, 2, 2)))
+    wide = couple_tensor(
+        parents[0], parents[1], Axes(scaled=(0, 1), input_axis=1, packed=(2, 2, 2))
+    )
     block, middle, x = 0.48, 1.5, 4.45
     size: Any = {"cell": block, "fontsize": 9.5}
     for parent, name in enumerate(("first parent", "second parent")):

@@ -220,7 +220,7 @@ class TrainJob(Job):
         """Write the model, its EMA and what growth needs. Collective: every rank must call it."""
         record = {"job": {"key": self.key, **self.content()}, "result": result}
         state = trained.state
-        for place, model in ((MODEL, state.model), (AVERAGE, state.averaged)):
+        for place, model in ((MODEL, state.model), (AVERAGE, state.ema_model)):
             plain = state.plain(model) if model is not None else None
             if plain is not None and writes:
                 export(folded(plain), folder / place, record=record, force=True)

@@ -197,7 +197,7 @@ class Session:
 
     def _evaluate(self) -> dict[str, float]:
         scores: dict[str, float] = {}
-        for prefix, model in (("", self.state.model), ("ema_", self.state.averaged)):
+        for prefix, model in (("", self.state.model), ("ema_", self.state.ema_model)):
             if model is not None:
                 self.world.same_buffers(model)
                 found = self.problem.evaluate(model, self.state.autocast())

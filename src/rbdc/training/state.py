@@ -81,12 +81,12 @@ class State:
         return [self.model, *others]
 
     @property
-    def averaged(self) -> nn.Module | None:
+    def ema_model(self) -> nn.Module | None:
         return self.ema.module if self.ema else None
 
     def best_model(self) -> nn.Module:
         """The one to use: the moving average, where there is one."""
-        return self.averaged or self.model
+        return self.ema_model or self.model
 
     @property
     def learning_rate(self) -> float:

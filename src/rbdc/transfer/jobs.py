@@ -222,8 +222,8 @@ class DetectJob(Job):
         """Write the detector, its predictions with scores and pictures, and the weight report."""
         state = trained.state
         problem.keep(state.model, folder / MODEL)
-        if state.averaged is not None:
-            problem.keep(state.averaged, folder / AVERAGE)
+        if state.ema_model is not None:
+            problem.keep(state.ema_model, folder / AVERAGE)
         problem.draw(state.best_model(), folder / SHEET)
         problem.results.write(folder / PREDICTIONS)
         write_json(folder / WEIGHTS, problem.weights.to_json())
