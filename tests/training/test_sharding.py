@@ -73,7 +73,7 @@ def _rank(
         expected = parallel == "fsdp" and size > 1
         assert bool(spread) == expected
         assert not expected or sum(spread) < 0.6 * sum(weight.numel() for weight in weights)
-        plain = trained.state.plain(trained.state.model)
+        plain = trained.state.unsharded(trained.state.model)
         if world.is_main:
             export(plain, folder / "model")
     except Interrupted:

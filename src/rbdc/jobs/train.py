@@ -221,7 +221,7 @@ class TrainJob(Job):
         record = {"job": {"key": self.key, **self.content()}, "result": result}
         state = trained.state
         for place, model in ((MODEL, state.model), (AVERAGE, state.ema_model)):
-            plain = state.plain(model) if model is not None else None
+            plain = state.unsharded(model) if model is not None else None
             if plain is not None and writes:
                 export(folded(plain), folder / place, record=record, force=True)
         if self.keeps:

@@ -241,7 +241,7 @@ class Session:
 
     def _keep_best(self) -> None:
         """Write the best model; until now it was in the checkpoints."""
-        best = self.state.plain(self.state.best_model(), self.best_weights)
+        best = self.state.unsharded(self.state.best_model(), self.best_weights)
         if self.world.is_main:
             self.problem.keep(best, self.folder / BEST)
 

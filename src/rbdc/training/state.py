@@ -45,14 +45,16 @@ class State:
         """`loss` is that of a batch, by a function that calls the model (alone, or with others)."""
         self.recipe, self.seed, self.loss = recipe, seed, loss
         self.device, self.world, self.step = device, world, 0
-        self.spread = machine.parallel == "fsdp" and world.size > 1
+        self.sharded = machine.parallel == "fsdp" and world.size > 1
         self.model = model.to(device)
-        if machine.channels_last and not self.spread:  # which takes no other layout
+        if machine.channels_last and not self.sharded:  # which takes no other layout
             self.model = self.model.to(memory_format=torch.channels_last)
         if recipe.sync_bn and world.size > 1:
             self.model = convert_sync_batchnorm(self.model)
-        if self.spread:
-            self.twin = copy.deepcopy(self.model).cpu()  # with the weights whole, to be written
+        if self.sharded:
+            self.full_model = copy.deepcopy(
+                self.model
+            ).cpu()  # with the weights whole, to be written
             self.model = shard(self.model, device, world.size)
         self.ema = (
             ModelEmaV3(self.model, decay=recipe.model_ema_decay, use_warmup=recipe.model_ema_warmup)
@@ -69,7 +71,7 @@ class State:
         self.forward: Any = self.model
         if machine.compile:
             self.forward = torch.compile(self.forward)
-        if world.size > 1 and not self.spread:
+        if world.size > 1 and not self.sharded:
             # Else it would sort gradients anew after the first step of every sitting, and sums of
             # three or more are rounded as they are sorted.
             warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
@@ -77,7 +79,9 @@ class State:
 
     def models(self) -> list[nn.Module]:
         """All there are of it."""
-        others = ([self.ema.module] if self.ema else []) + ([self.twin] if self.spread else [])
+        others = ([self.ema.module] if self.ema else []) + (
+            [self.full_model] if self.sharded else []
+        )
         return [self.model, *others]
 
     @property
@@ -108,10 +112,10 @@ class State:
         losses = []
         for number, batch in enumerate(micro):
             last = number == len(micro) - 1
-            if self.spread:
+            if self.sharded:
                 self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
             with ExitStack() as stack:
-                if self.world.size > 1 and not self.spread and not last:
+                if self.world.size > 1 and not self.sharded and not last:
                     stack.enter_context(self.forward.no_sync())
                 with self.autocast():
                     loss = self.loss(self.forward, batch)
@@ -138,12 +142,12 @@ class State:
         """Whole; where they are spread, every process must ask."""
         return {name: whole(tensor) for name, tensor in model.state_dict().items()}
 
-    def plain(self, model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
+    def unsharded(self, model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
         """The model as one that is in nobody's parts, with other weights if they are given; every
         process must ask. It may be the model itself: it is to be used before the next step."""
-        if weights is None and not self.spread:
+        if weights is None and not self.sharded:
             return model
-        twin = self.twin if self.spread else copy.deepcopy(model)
+        twin = self.full_model if self.sharded else copy.deepcopy(model)
         given = weights or model.state_dict()
         twin.load_state_dict({name: whole(tensor) for name, tensor in given.items()})
         return twin
