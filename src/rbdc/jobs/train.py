@@ -24,7 +24,7 @@ from rbdc.training.checkpoint import read_state, write_state
 from rbdc.training.classification import Classification
 from rbdc.training.machine import check_machine, torch_device
 from rbdc.training.optimizer import optimizer_slots
-from rbdc.training.state import part
+from rbdc.training.state import select_prefix
 from rbdc.training.teacher import Teacher
 
 if TYPE_CHECKING:
@@ -188,8 +188,8 @@ class TrainJob(Job):
             return initial_weights(self.task)
         tensors, facts = read_state(context.store.folder(self.initial) / START)
         model = build_empty(self.model)
-        model.load_state_dict(part(tensors, "model/"))
-        moments = part(tensors, "optimizer/")
+        model.load_state_dict(select_prefix(tensors, "model/"))
+        moments = select_prefix(tensors, "optimizer/")
         return Start(model=model, optimizer=(moments, facts["optimizer"]) if moments else None)
 
     def _blocks(self) -> int:
@@ -229,7 +229,7 @@ class TrainJob(Job):
             saved = {"optimizer": ("optimizer/", facts["optimizer"]), "templates": ("model/", {})}
             prefix, others = saved[self.keeps]
             if writes:
-                write_state(folder / KEPT, part(tensors, prefix), others)
+                write_state(folder / KEPT, select_prefix(tensors, prefix), others)
 
 
 def bytes_of(spec: ModelSpec) -> int:

@@ -22,7 +22,7 @@ from rbdc.training.machine import make_deterministic
 from rbdc.training.problem import Problem
 from rbdc.training.progress import Observer, Progress, Trained
 from rbdc.training.sharding import whole
-from rbdc.training.state import part
+from rbdc.training.state import select_prefix
 from rbdc.training.world import World
 
 CHECKPOINTS, BEST = "checkpoints", "best"
@@ -257,7 +257,7 @@ class Session:
         assert facts["task"] == _plain(self.problem.to_json()), "a checkpoint of another task"
         self.state.restore(tensors, facts)
         self.history, self.best = facts["history"], facts["best"]
-        self.best_weights = part(tensors, "best/")
+        self.best_weights = select_prefix(tensors, "best/")
         self.losses, self.seconds_before = facts["losses"], facts["seconds"]
 
     def _tell(self, scores: Mapping[str, float] | None = None) -> None:

@@ -164,16 +164,16 @@ class State:
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         self.step = facts["step"]
-        load_whole(self.model, part(tensors, "model/"))
+        load_whole(self.model, select_prefix(tensors, "model/"))
         if self.ema:
-            self.ema.module.load_state_dict(part(tensors, "ema/"))
-        moments = part(tensors, "optimizer/")
+            self.ema.module.load_state_dict(select_prefix(tensors, "ema/"))
+        moments = select_prefix(tensors, "optimizer/")
         restore_optimizer(self.model, self.optimizer, moments, facts["optimizer"])
         if facts["scaler"]:
             self.scaler.load_state_dict(facts["scaler"])
 
 
-def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def select_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors under a prefix, without it."""
     return {
         name.removeprefix(prefix): tensor
