@@ -21,7 +21,7 @@ from rbdc.training.logs import Logs
 from rbdc.training.machine import make_deterministic
 from rbdc.training.problem import Problem
 from rbdc.training.progress import Observer, Progress, Trained
-from rbdc.training.sharding import whole
+from rbdc.training.sharding import full_tensor
 from rbdc.training.state import select_prefix
 from rbdc.training.world import World
 
@@ -220,7 +220,7 @@ class Session:
         if self.logs:
             self.logs.flush()
         tensors, facts = self.state.saved()
-        best = {f"best/{name}": whole(tensor) for name, tensor in self.best_weights.items()}
+        best = {f"best/{name}": full_tensor(tensor) for name, tensor in self.best_weights.items()}
         if self.world.is_main:
             facts |= {
                 "task": self.problem.to_json(),

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from rbdc.errors import RecipeError, nearest
 from rbdc.settings import Optimization, Recipe
-from rbdc.training.sharding import as_spread, is_sharded
+from rbdc.training.sharding import is_sharded, shard_like
 from rbdc.training.task import Task
 
 GROUP = "group "  # instead of a parameter's name: state that a whole group of them shares
@@ -144,5 +144,5 @@ def restore_optimizer(
     for parameter, slots in optimizer.state.items():
         for slot, value in slots.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                spread = as_spread(value, parameter)
+                spread = shard_like(value, parameter)
                 slots[slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(spread)

@@ -36,12 +36,12 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield from _blocks(child)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """All of it; where it is spread, every process must ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def as_spread(tensor: Tensor, like: Tensor) -> Tensor:
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     """A whole tensor that every process has, spread as `like` is."""
     if not isinstance(like, DTensor):
         return tensor
@@ -50,10 +50,10 @@ def as_spread(tensor: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def load_whole(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def load_full(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """`load_state_dict` of whole weights, whether the model's are spread or not."""
     spread = {
-        name: as_spread(weights[name], tensor)
+        name: shard_like(weights[name], tensor)
         for name, tensor in model.state_dict().items()
         if name in weights
     }

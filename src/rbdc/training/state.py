@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from rbdc.data import derive_seed
 from rbdc.settings import Machine, Optimization
 from rbdc.training.optimizer import optimizer_state, restore_optimizer
-from rbdc.training.sharding import load_whole, shard, whole
+from rbdc.training.sharding import full_tensor, load_full, shard
 from rbdc.training.world import World
 
 Moments = tuple[Mapping[str, Tensor], Mapping[str, Any]]
@@ -136,11 +136,11 @@ class State:
     def is_finite(self) -> bool:
         """Whether every weight is a number."""
         norms = torch._foreach_norm([parameter.detach() for parameter in self.model.parameters()])
-        return bool(torch.stack([whole(norm).float() for norm in norms]).isfinite().all())
+        return bool(torch.stack([full_tensor(norm).float() for norm in norms]).isfinite().all())
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         """Whole; where they are spread, every process must ask."""
-        return {name: whole(tensor) for name, tensor in model.state_dict().items()}
+        return {name: full_tensor(tensor) for name, tensor in model.state_dict().items()}
 
     def unsharded(self, model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
         """The model as one that is in nobody's parts, with other weights if they are given; every
@@ -149,7 +149,7 @@ class State:
             return model
         twin = self.full_model if self.sharded else copy.deepcopy(model)
         given = weights or model.state_dict()
-        twin.load_state_dict({name: whole(tensor) for name, tensor in given.items()})
+        twin.load_state_dict({name: full_tensor(tensor) for name, tensor in given.items()})
         return twin
 
     def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -157,14 +157,14 @@ class State:
         spread, every process must ask."""
         moments, facts = optimizer_state(self.model, self.optimizer)
         tensors = {f"model/{name}": tensor for name, tensor in self.weights(self.model).items()}
-        tensors |= {f"optimizer/{name}": whole(tensor) for name, tensor in moments.items()}
+        tensors |= {f"optimizer/{name}": full_tensor(tensor) for name, tensor in moments.items()}
         if self.ema:
             tensors |= {f"ema/{name}": t for name, t in self.ema.module.state_dict().items()}
         return tensors, {"optimizer": facts, "scaler": self.scaler.state_dict()}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         self.step = facts["step"]
-        load_whole(self.model, select_prefix(tensors, "model/"))
+        load_full(self.model, select_prefix(tensors, "model/"))
         if self.ema:
             self.ema.module.load_state_dict(select_prefix(tensors, "ema/"))
         moments = select_prefix(tensors, "optimizer/")
