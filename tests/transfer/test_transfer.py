@@ -222,7 +222,7 @@ def test_a_saved_detector_is_the_one_that_was_trained(
 ) -> None:
     job = work(backbones, splits, "vit", epochs=1.0)
     done = trained(job, tmp_path / "run")
-    job.keep(done.state.model, tmp_path / "detector")
+    job.export(done.state.model, tmp_path / "detector")
     loaded, names = load_detector(tmp_path / "detector")
     assert names == splits.class_names
     image = torch.rand(3, 40, 50)

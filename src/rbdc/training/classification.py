@@ -155,7 +155,7 @@ class Classification(Problem):
     def evaluate(self, model: nn.Module, autocast: AbstractContextManager[Any]) -> dict[str, float]:
         return evaluate(model, self.test, self.world, autocast, idle=self.test.idle).to_json()
 
-    def keep(self, model: nn.Module, folder: Path) -> None:
+    def export(self, model: nn.Module, folder: Path) -> None:
         export(folded(model), folder, force=True)
 
     def blocks(self, weights: Mapping[str, Tensor]) -> Mapping[str, Sequence[Sequence[float]]]:

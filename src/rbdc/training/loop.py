@@ -199,7 +199,7 @@ class Session:
         scores: dict[str, float] = {}
         for prefix, model in (("", self.state.model), ("ema_", self.state.ema_model)):
             if model is not None:
-                self.world.same_buffers(model)
+                self.world.broadcast_buffers(model)
                 found = self.problem.evaluate(model, self.state.autocast())
                 scores |= {prefix + name: value for name, value in found.items()}
         return scores
@@ -243,7 +243,7 @@ class Session:
         """Write the best model; until now it was in the checkpoints."""
         best = self.state.unsharded(self.state.best_model(), self.best_weights)
         if self.world.is_main:
-            self.problem.keep(best, self.folder / BEST)
+            self.problem.export(best, self.folder / BEST)
 
     def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The same checkpoint for every process: the one the main process finds whole."""

@@ -48,7 +48,7 @@ class Problem(ABC):
         """How good the model is, by name; every process takes part, and gets the same."""
 
     @abstractmethod
-    def keep(self, model: nn.Module, folder: Path) -> None:
+    def export(self, model: nn.Module, folder: Path) -> None:
         """Write the model as users load it."""
 
     has_blocks: bool = False

@@ -81,7 +81,7 @@ class World:
             self._pending[1].wait()
             self._pending = None
 
-    def same_buffers(self, model: torch.nn.Module) -> None:
+    def broadcast_buffers(self, model: torch.nn.Module) -> None:
         """Every process gets the main one's batch-norm statistics."""
         if self.size > 1:
             for buffer in model.buffers():

@@ -184,7 +184,7 @@ class Detection(Problem):
 
         return self.world.broadcast(judge)
 
-    def keep(self, model: nn.Module, folder: Path) -> None:
+    def export(self, model: nn.Module, folder: Path) -> None:
         assert isinstance(model, Detector)
         about = description(self.classifier, settings_of(self.recipe), self.splits.class_names)
         save_detector(model, folder, about)

@@ -221,9 +221,9 @@ class DetectJob(Job):
     def _save(self, problem: Detection, trained: Trained, folder: Path) -> dict[str, Any]:
         """Write the detector, its predictions with scores and pictures, and the weight report."""
         state = trained.state
-        problem.keep(state.model, folder / MODEL)
+        problem.export(state.model, folder / MODEL)
         if state.ema_model is not None:
-            problem.keep(state.ema_model, folder / AVERAGE)
+            problem.export(state.ema_model, folder / AVERAGE)
         problem.draw(state.best_model(), folder / SHEET)
         problem.results.write(folder / PREDICTIONS)
         write_json(folder / WEIGHTS, problem.weights.to_json())
