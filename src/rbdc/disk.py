@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and are on the disk when the call returns."""
+"""Write files atomically and durably."""
 
 import hashlib
 import json
@@ -12,12 +12,12 @@ from rbdc.errors import RunError
 
 
 def write_text(path: Path, text: str, *, durable: bool = False) -> None:
-    """A small file; what was there is replaced in one step, which `durable` waits for."""
+    """Write a text file, replacing an old one atomically. `durable` waits until it is on disk."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(text)
         if durable:
-            sync(partial)  # first: else a power cut may leave the new name with nothing in it
+            sync(partial)  # before the rename: a power cut could otherwise leave an empty file
         partial.replace(path)
         if durable:
             sync(path.parent)
@@ -26,31 +26,31 @@ def write_text(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """A JSON file that survives a power cut right after."""
+    """Write a JSON file, and wait until it is on disk."""
     try:
         write_text(path, json.dumps(content, indent=2) + "\n", durable=True)
     except OSError as error:
         raise RunError(
             f"{path} could not be written: {error}",
-            "Make room or mend the disk, then give the same command: it goes on.",
+            "Free some space or repair the disk, then run the same command to resume.",
         ) from error
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON file that `write_json` wrote; None if it is not there."""
+    """Read a JSON file that `write_json` wrote. Return None if it does not exist."""
     try:
         content = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, OSError) as error:
-        raise RunError(f"{path} cannot be read: {error}", "Remove it and go on.") from None
+        raise RunError(f"{path} cannot be read: {error}", "Remove it and try again.") from None
     if not isinstance(content, dict):
-        raise RunError(f"{path} holds no JSON object", "Remove it and go on.")
+        raise RunError(f"{path} contains no JSON object", "Remove it and try again.")
     return content
 
 
 def replace_folder(partial: Path, target: Path) -> None:
-    """Put a finished folder in its place; what was there goes only when the new one stands."""
+    """Move a finished folder to `target`. An old folder is deleted only after that."""
     old = partial.with_suffix(".old")
     if target.exists():
         target.rename(old)
@@ -65,7 +65,7 @@ def replace_folder(partial: Path, target: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -74,19 +74,20 @@ def sync(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file as a hexadecimal string."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def free_bytes(folder: Path) -> int:
-    """Free space where `folder` is, or will be."""
+    """Return the free bytes of the disk on which `folder` is, or will be."""
     return shutil.disk_usage(_existing(folder)).free
 
 
 def is_writable(folder: Path) -> bool:
-    """Whether `folder` can be written to, or made."""
-    place = _existing(folder)
-    return place.is_dir() and os.access(place, os.W_OK)
+    """Return whether `folder` can be written to, or created."""
+    existing = _existing(folder)
+    return existing.is_dir() and os.access(existing, os.W_OK)
 
 
 def _existing(folder: Path) -> Path:

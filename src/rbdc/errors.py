@@ -1,7 +1,7 @@
-"""The mistakes a user can make.
+"""Errors that a user can correct.
 
-Each is two lines: what was found, where, against what was expected; and what to do about it. The
-command line prints exactly these two lines and exits with code 2; in Python they are ValueErrors.
+Each has two lines: the problem (what was found, where, and what was expected), and the remedy. The
+command line prints these two lines and exits with code 2. In Python they are ValueErrors.
 """
 
 from collections.abc import Iterable
@@ -9,11 +9,13 @@ from difflib import get_close_matches
 
 
 class RbdcError(ValueError):
-    """Something the user can put right. `problem` says what is wrong, `remedy` what to do."""
+    """An error that the user can correct: `problem` is what is wrong, `remedy` what to do."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem, remedy)
-        self.problem = " ".join(problem.splitlines())  # a library's words may have many lines
+        self.problem = " ".join(
+            problem.splitlines()
+        )  # the message of a library may have several lines
         self.remedy = remedy
 
     def __str__(self) -> str:
@@ -21,47 +23,47 @@ class RbdcError(ValueError):
 
 
 class ModelError(RbdcError):
-    """A model that is not known, or cannot be built as asked."""
+    """An unknown model, or one that cannot be built with these arguments."""
 
 
 class WidthError(ModelError):
-    """A width that an architecture cannot have."""
+    """A width at which an architecture cannot be built."""
 
 
 class CouplingError(RbdcError):
-    """Two models that cannot be coupled, or a coupling that proved wrong."""
+    """Two models that cannot be coupled, or a coupling that failed its verification."""
 
 
 class PlanError(RbdcError):
-    """A plan that cannot be made: too many steps, no budget, no images."""
+    """A plan that cannot be made, for example with too many steps or no budget."""
 
 
 class CheckpointError(RbdcError):
-    """A file or folder of weights that cannot be read or written."""
+    """Weights that cannot be read or written."""
 
 
 class DataError(RbdcError):
-    """A data set that is not there, or images that cannot be read."""
+    """A data set that does not exist, or images that cannot be read."""
 
 
 class RecipeError(RbdcError):
-    """A setting of a training that is not known, or cannot be what it was given."""
+    """An unknown setting of a training, or one with an invalid value."""
 
 
 class RunError(RbdcError):
-    """A run that cannot start, go on, or be read."""
+    """A run that cannot start or resume, or whose folder cannot be read."""
 
 
 class TrainingError(RbdcError):
-    """A training that cannot go on: its loss is not finite."""
+    """A training that cannot continue, for example because its loss is not finite."""
 
 
-class Interrupted(Exception):  # noqa: N818 - nothing went wrong
-    """Stopped on request, and saved: the same command goes on."""
+class Interrupted(Exception):  # noqa: N818 - not an error
+    """The training was stopped on request and saved. The same command resumes it."""
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 3) -> str:
-    """'Did you mean a, b or c?', or an empty string where nothing is near."""
+    """Return "Did you mean a, b or c?", or an empty string if no known name is similar."""
     close = get_close_matches(name, list(known), n=most, cutoff=0.6)
     if not close:
         return ""

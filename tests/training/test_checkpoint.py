@@ -130,7 +130,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert "step-000000002 could not be written" in done.stdout
-    assert "goes on from the last checkpoint" in done.stdout
+    assert "resumes from the last checkpoint" in done.stdout
     assert steps(tmp_path) == ["step-000000001"]
     found = latest_checkpoint(tmp_path)
     assert found and found[1]["step"] == 1

@@ -133,7 +133,7 @@ def test_stopped_they_end_with_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("settings", [{"model_ema": True}, {"clip_mode": "agc"}])
 def test_what_they_cannot_do_is_said(settings: dict[str, Any]) -> None:
     machine = replace(QUICK, parallel="fsdp")
-    with pytest.raises(RunError, match="no moving average"):
+    with pytest.raises(RunError, match="EMA weights are not supported"):
         check_machine(machine, small_recipe(**settings))
     check_machine(machine, small_recipe())
     assert World().size == 1

@@ -67,7 +67,7 @@ def test_a_precision_that_would_crash_is_refused(monkeypatch: pytest.MonkeyPatch
     here = Machine(device="cpu")
     check_machine(here, small_recipe())
     monkeypatch.setattr(machine, "_cpu_survives", lambda _dtype: False)
-    with pytest.raises(RunError, match="this CPU ends the process on bfloat16"):
+    with pytest.raises(RunError, match="this CPU crashes with bfloat16"):
         check_machine(here, small_recipe(amp=True))
     with pytest.raises(RunError, match="sync-bn needs GPUs"):
         check_machine(here, small_recipe(sync_bn=True))

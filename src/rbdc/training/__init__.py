@@ -1,7 +1,7 @@
-"""One model, from an initialisation to a result.
+"""Train one model.
 
-`task` says what is trained and `machine` on what. `loop` trains any `problem`; `classification` is
-one, detection (in `transfer`) another. `checkpoint` saves a training.
+`task` defines what is trained. `loop` trains any `problem`: `classification` is one, detection (in
+`transfer`) another. `state` holds the weights and the optimizer, and `checkpoint` saves them.
 """
 
 from rbdc.training.classification import Start, initial_weights

@@ -1,7 +1,7 @@
-"""Checkpoints: a folder each, written whole or not at all, and checked when read.
+"""Checkpoints: one folder each, written atomically, with checksums that are verified on reading.
 
-`state.safetensors` holds tensors, `state.json` everything else and the tensors' SHA-256, and
-`sha256` that of the JSON. Nothing is pickled.
+`state.safetensors` contains the tensors, `state.json` everything else and the SHA-256 of the
+tensors, and `sha256` the SHA-256 of the JSON. Nothing is pickled.
 """
 
 import hashlib
@@ -26,23 +26,23 @@ TENSORS, FACTS, SUM = "state.safetensors", "state.json", "sha256"
 def save_checkpoint(
     folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, keep: int
 ) -> None:
-    """Write the checkpoint of a step into `folder`; then the oldest beyond `keep` go."""
+    """Write the checkpoint of a step into `folder`, and delete all but the newest `keep`."""
     target = folder / f"step-{step:09d}"
     write_state(target, tensors, {**facts, "step": step})
     found = _by_age(folder)
-    place = found.index(target)
-    for other in [*found[:place], *found[place + keep :]]:  # later ones were damaged
+    index = found.index(target)
+    for other in [*found[:index], *found[index + keep :]]:  # later ones were damaged
         shutil.rmtree(other)
 
 
 def write_state(target: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Tensors and facts as one folder, whole or not at all; an existing one is replaced."""
+    """Write tensors and facts as one folder, atomically. An existing folder is replaced."""
     partial = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
     try:
         partial.mkdir(parents=True)
-        # CPU copies in ordinary layout: safetensors takes no other
-        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(plain, partial / TENSORS)
+        # contiguous CPU copies: safetensors supports nothing else
+        copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(copies, partial / TENSORS)
         text = json.dumps({**facts, "tensors_sha256": sha256_of(partial / TENSORS)}, indent=1)
         (partial / FACTS).write_text(text)
         (partial / SUM).write_text(hashlib.sha256(text.encode()).hexdigest())
@@ -52,38 +52,39 @@ def write_state(target: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     except (OSError, SafetensorError) as error:
         raise RunError(
             f"{target} could not be written: {error}",
-            "Make room or mend the disk, then give the same command: it goes on from the last "
-            "checkpoint.",
+            "Free some space or repair the disk, then run the same command: it resumes from the "
+            "last checkpoint.",
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_state` wrote, or a CheckpointError that says what is wrong with it."""
+    """Read what `write_state` wrote, or raise a CheckpointError with the reason."""
     try:
         text = (folder / FACTS).read_bytes()
         if hashlib.sha256(text).hexdigest() != (folder / SUM).read_text():
-            raise ValueError(f"{FACTS} does not have its checksum")
+            raise ValueError(f"{FACTS} does not match its checksum")
         facts: dict[str, Any] = json.loads(text)
         if sha256_of(folder / TENSORS) != facts["tensors_sha256"]:
-            raise ValueError(f"{TENSORS} does not have its checksum")
-        # cloned: a mapped file's tensors are aligned otherwise, and kernels round differently
+            raise ValueError(f"{TENSORS} does not match its checksum")
+        # clone: tensors of a memory-mapped file are aligned differently, and kernels then round
+        # differently
         tensors = {name: tensor.clone() for name, tensor in load_file(folder / TENSORS).items()}
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(
-            f"{folder} is damaged: {error}", "Remove it; an earlier one is used instead."
+            f"{folder} is damaged: {error}", "Remove it; an earlier checkpoint is used instead."
         ) from None
     return tensors, facts
 
 
 def latest_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The newest checkpoint that is whole; damaged ones are warned of and passed over."""
+    """Return the newest undamaged checkpoint, or None. Warn about damaged ones."""
     for path in _by_age(folder):
         try:
             return read_state(path)
         except CheckpointError as error:
-            warnings.warn(f"{error.problem}; the one before it is used", stacklevel=2)
+            warnings.warn(f"{error.problem}; the previous checkpoint is used", stacklevel=2)
     return None
 
 

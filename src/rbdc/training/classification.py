@@ -27,15 +27,15 @@ from rbdc.training.world import World
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """What a training begins with."""
+    """The start of a training."""
 
     model: nn.Module
     optimizer: Moments | None = None
-    """The optimizer's state, where it is carried over from the parents."""
+    """Optimizer state carried over from the parents; None for a new one."""
 
 
 def initial_weights(task: Task) -> Start:
-    """A leaf: the architecture's own initialisation, drawn from the task's seed."""
+    """Return new weights: the architecture's default initialisation, drawn from the task's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(task.seed, "weights"))
         return Start(model=_templated(build(task.model), task))
@@ -55,7 +55,7 @@ def classifier_state(
     world: World,
     teacher: nn.Module | None = None,
 ) -> State:
-    """A classifier in training. Without a start, its weights are whatever memory held."""
+    """Return the state of a classifier. Without a start, its weights are uninitialised."""
     objective = Objective(task.recipe, teacher.to(device).eval() if teacher else None)
     model = start.model if start else _templated(build_empty(task.model), task)
     objective.prepare(model)
@@ -81,7 +81,7 @@ def classifier_state(
 
 
 class Classification(Problem):
-    """Train a task's model to tell the data's classes apart."""
+    """Train a task's model to classify the images of a data set."""
 
     primary_metric = "top1"
 
@@ -96,9 +96,9 @@ class Classification(Problem):
         teacher: nn.Module | None = None,
         blocks: int = 1,
     ) -> None:
-        """Prepare batches; `start` gives the initial weights if there is no checkpoint.
+        """Prepare the batches. `start` returns the initial weights, if there is no checkpoint.
 
-        The norms of `blocks` x `blocks` blocks of each weight are logged now and then.
+        If `blocks` > 1, the norms of `blocks` x `blocks` blocks of each weight are logged.
         """
         self.task, self.data, self.start, self.machine = task, data, start, machine
         self.world, self.teacher = world, teacher

@@ -1,4 +1,4 @@
-"""How good a model is: top-1, top-5, and the loss, on the test images."""
+"""Evaluate a classifier on the test images: top-1, top-5 and loss."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -17,7 +17,7 @@ from rbdc.training.world import World
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """Of all test images. Accuracies are fractions."""
+    """Scores on all test images. Accuracies are fractions from 0 to 1."""
 
     top1: float
     top5: float
@@ -36,10 +36,10 @@ def evaluate(
     *,
     idle: int = 0,
 ) -> Scores:
-    """Each process evaluates its part; the sums are everyone's.
+    """Return the scores of the model, summed over the parts of all processes.
 
-    `idle` are the batches that others have more than this process. Where the model's weights are
-    spread over processes, all must compute together, and this one does so for nothing.
+    `idle` is the number of batches that other processes have in addition. A forward pass of a
+    sharded model is collective, so this process then runs that many more, and ignores the result.
     """
     count, top1, top5, loss = 0, 0, 0, 0.0
     with evaluating(model):

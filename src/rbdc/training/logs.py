@@ -1,4 +1,4 @@
-"""What a training leaves for people to read: summary.csv, log.jsonl, blocks.jsonl, TensorBoard."""
+"""The logs of a training: summary.csv, log.jsonl, blocks.jsonl and TensorBoard."""
 
 import csv
 import io
@@ -14,24 +14,26 @@ SUMMARY, LOG, BLOCKS, BOARD = "summary.csv", "log.jsonl", "blocks.jsonl", "tenso
 
 
 class Logs:
-    """The logs of one training in its folder. What was logged after the step that a training goes
-    on from is taken back, so that no step or epoch is there twice."""
+    """The logs of one training in its folder.
+
+    On resumption, lines logged after the resumed step are removed, so that no step appears twice.
+    """
 
     def __init__(self, folder: Path, *, step: int, gflops: int, tensorboard: bool) -> None:
         self.folder = folder
-        self._file, self._blocks = (_goes_on(folder / name, step) for name in (LOG, BLOCKS))
-        # Two folders: TensorBoard takes back what comes after a step, and GFLOPs are no steps.
+        self._file, self._blocks = (_open_resumed(folder / name, step) for name in (LOG, BLOCKS))
+        # Two folders: TensorBoard purges values after a given step, and GFLOPs are a second axis.
         starts = {"step": step, "gflops": gflops} if tensorboard else {}
         self._boards = {axis: _board(folder / BOARD / axis, at) for axis, at in starts.items()}
 
     def step(self, values: Mapping[str, float], *, board: bool) -> None:
-        """One logged step: `step`, `flops` (of the tree so far), and what was measured."""
+        """Log one step: `step`, `flops` (of the tree so far), and measurements."""
         self._file.write(json.dumps(values) + "\n")
         if board:
             self._scalars("train", values, ("loss", "lr", "images_per_second"))
 
     def epoch(self, history: Sequence[Mapping[str, float]], scores: Sequence[str]) -> None:
-        """All epochs so far: the file is written anew; `scores` are for the board."""
+        """Rewrite the summary of all epochs so far. `scores` name the values for TensorBoard."""
         self._file.flush()
         columns = list(history[-1])
         text = io.StringIO()
@@ -44,7 +46,7 @@ class Logs:
     def blocks(
         self, when: Mapping[str, float], sizes: Mapping[str, Sequence[Sequence[float]]]
     ) -> None:
-        """The sizes of the blocks of each weight, to four digits."""
+        """Log the root mean square of the blocks of each weight, to four digits."""
         rounded = {
             name: [[float(f"{size:.4g}") for size in row] for row in rows]
             for name, rows in sizes.items()
@@ -60,18 +62,19 @@ class Logs:
                     board.add_scalar(f"{group}/{name}", values[name], at)
 
     def flush(self) -> None:
-        """What a checkpoint covers must not be lost."""
+        """Write buffered lines to disk, before a checkpoint is saved."""
         self._file.flush()
 
     def close(self) -> None:
+        """Close all files."""
         self._file.close()
         self._blocks.close()
         for board in self._boards.values():
             board.close()
 
 
-def _goes_on(path: Path, step: int) -> TextIO:
-    """Open it behind what was logged up to the step."""
+def _open_resumed(path: Path, step: int) -> TextIO:
+    """Open a log for appending, without the lines after `step`."""
     kept = [line for line in _lines(path) if line["step"] <= step]
     write_text(path, "".join(json.dumps(line) + "\n" for line in kept), durable=True)
     return path.open("a")
@@ -84,13 +87,13 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text().splitlines():
         try:
             found.append(json.loads(line))
-        except ValueError:  # the end of a log whose writer was killed
+        except ValueError:  # an incomplete last line: the process was killed
             break
     return found
 
 
 def _board(folder: Path, step: int) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its dependencies deprecate each other
+        warnings.simplefilter("ignore")  # deprecation warnings of its dependencies
         from torch.utils.tensorboard import SummaryWriter
     return SummaryWriter(str(folder), purge_step=step + 1)

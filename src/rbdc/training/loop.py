@@ -1,7 +1,7 @@
-"""Train: from an initialisation, or the last checkpoint, to the result.
+"""The training loop, which starts from new weights or the last checkpoint.
 
-Everything random is a function of the problem's seed and the step, and everything else is in the
-checkpoint. So a training that is stopped anywhere and goes on ends with the same bits.
+Everything random is a function of the problem's seeds and the step, and everything else is in the
+checkpoint. So a training that is stopped and resumed at any step ends with the same bits.
 """
 
 import json
@@ -26,13 +26,18 @@ from rbdc.training.state import select_prefix
 from rbdc.training.world import World
 
 CHECKPOINTS, BEST = "checkpoints", "best"
-FIRST_SAVE_SECONDS = 0.05  # a guess: a training of seconds need not be saved on the way
-LOGGED_STEPS, BOARD_STEPS = 1000, 100  # of a training, evenly spread: log.jsonl, TensorBoard
-LOGGED_BLOCKS = 100  # times that blocks of weights are looked at in a training
+FIRST_SAVE_SECONDS = (
+    0.05  # assumed until the first save: trainings of a few seconds save no checkpoints
+)
+LOGGED_STEPS, BOARD_STEPS = (
+    1000,
+    100,
+)  # steps per training in log.jsonl and TensorBoard, evenly spaced
+LOGGED_BLOCKS = 100  # how often a training logs the norms of weight blocks
 
 
 class Session:
-    """One session of a training, from its start or the last checkpoint on."""
+    """One session of a training, which begins at its start or at the last checkpoint."""
 
     def __init__(
         self,
@@ -60,9 +65,11 @@ class Session:
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
         self.best_weights: dict[str, Tensor] = {}
-        self.losses: list[float] = []  # of this epoch's steps so far
+        self.losses: list[float] = []  # losses of this epoch's steps so far
         self.seconds_before = 0.0
-        self.pending: list[tuple[int, list[Tensor], Tensor]] = []  # step, images, loss: not read
+        self.pending: list[
+            tuple[int, list[Tensor], Tensor]
+        ] = []  # step, image indices, loss on the device
         if saved:
             self._restore(*saved)
         self.logs = (
@@ -75,9 +82,12 @@ class Session:
             if world.is_main
             else None
         )
-        self.began = self.saved_at = self.told_at = time.monotonic()
+        self.began = self.saved_at = self.reported_at = time.monotonic()
         self.save_seconds = FIRST_SAVE_SECONDS
-        self.since, self.speed = (self.state.step, self.began), 0.0  # of this epoch
+        self.since, self.speed = (
+            (self.state.step, self.began),
+            0.0,
+        )  # images per second in this epoch
 
     def __enter__(self) -> Self:
         return self
@@ -91,18 +101,20 @@ class Session:
             raise TrainingError(
                 f"the device has no memory for {self.problem.name} with {images} images at a "
                 f"time: {error}",
-                "Give a batch in more parts (--grad-accum-steps), use --amp, or more processes.",
+                "Use more micro-batches (--grad-accum-steps), --amp, or more processes.",
             ) from error
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> Trained:
         """Train to the end.
 
-        When `stopped` says so, finish the step, save, and raise Interrupted. The best model is
-        written to `folder/best`.
+        When `stopped` returns True, finish the step, save, and raise Interrupted. The best model
+        is written to `folder/best`.
         """
         if self.state.step == 0:
             self._log_blocks()
-        check_every = 1 if self.state.device.type == "cpu" else 16  # reading a loss waits for a GPU
+        check_every = (
+            1 if self.state.device.type == "cpu" else 16
+        )  # reading a loss waits for the GPU
         log_every, board_every = (max(1, self.steps // n) for n in (LOGGED_STEPS, BOARD_STEPS))
         for step, micro in enumerate(
             self.problem.batches(self.state.step, self.steps), self.state.step
@@ -111,7 +123,7 @@ class Session:
             self.pending.append((step, [batch.indices for batch in micro], loss))
             if len(self.pending) >= check_every:
                 self._check_losses()
-                self._tell()
+                self._report()
             done = step + 1
             if done % log_every == 0:
                 self._log_step(board=done % board_every == 0)
@@ -125,7 +137,7 @@ class Session:
                 self._save()
         self.world.settle()
         self._check_weights()
-        self._keep_best()
+        self._export_best()
         return Trained(
             state=self.state,
             history=self.history,
@@ -135,7 +147,7 @@ class Session:
         )
 
     def _check_weights(self) -> None:
-        """A gradient may be infinite although its loss is not."""
+        """Refuse weights that are not finite. Gradients can overflow while the loss is finite."""
         self._check_losses()
         if not self.state.is_finite():
             raise TrainingError(
@@ -144,29 +156,29 @@ class Session:
             )
 
     def _check_losses(self) -> None:
-        """Read the losses of the last steps; one that is not finite ends the training."""
+        """Read the losses of the last steps. A loss that is not finite ends the training."""
         if not self.pending:
             return
         losses = torch.stack([loss for _, _, loss in self.pending]).tolist()
-        for (step, shares, _), loss in zip(self.pending, losses, strict=True):
+        for (step, images, _), loss in zip(self.pending, losses, strict=True):
             if not isfinite(loss):
-                indices = torch.cat(shares)
+                indices = torch.cat(images)
                 names = [self.problem.image_name(int(index)) for index in indices[:4]]
                 raise TrainingError(
                     f"the loss is {loss} at step {step} (epoch {step // self.steps_per_epoch}), "
                     f"images {', '.join(names)}, ... ({len(indices)} in the batch: "
                     f"{', '.join(map(str, indices.tolist()[:16]))}, ...)",
-                    "The last good checkpoint is kept. Try a lower learning rate, clip-grad, or no "
-                    "float16; if one image is to blame, remove it.",
+                    "The last good checkpoint is kept. Try a lower learning rate, clip-grad, or "
+                    "no float16; if one image causes it, remove the image.",
                 )
             self.losses.append(loss)
         self.pending.clear()
 
     def _end_epoch(self) -> None:
-        """Evaluate, where the recipe wants it, and keep what came out."""
+        """Evaluate if the recipe asks for it after this epoch, and log the scores."""
         self._check_losses()
         step = self.state.step
-        epoch = -(-step // self.steps_per_epoch)  # a part of an epoch at the end counts as one
+        epoch = -(-step // self.steps_per_epoch)  # an incomplete last epoch counts as one
         losses, self.losses = self.losses, []
         if epoch % self.problem.recipe.eval_epochs and step < self.steps:
             return
@@ -174,7 +186,7 @@ class Session:
         row: dict[str, Any] = {
             "epoch": step / self.steps_per_epoch,
             "step": step,
-            "train_loss": sum(losses) / len(losses),  # of the main process's share
+            "train_loss": sum(losses) / len(losses),  # of rank 0's micro-batches
             "lr": self.state.learning_rate,
             **scores,
             "flops": self._flops(),
@@ -193,7 +205,7 @@ class Session:
         if epoch % max(1, round(self.problem.epochs) // LOGGED_BLOCKS) == 0 or step == self.steps:
             self._log_blocks()
         self.since = (step, time.monotonic())
-        self._tell(scores)
+        self._report(scores)
 
     def _evaluate(self) -> dict[str, float]:
         scores: dict[str, float] = {}
@@ -205,7 +217,7 @@ class Session:
         return scores
 
     def _due(self, epoch_ends: bool) -> bool:
-        """Time to save."""
+        """Return whether a checkpoint is due."""
         elapsed = time.monotonic() - self.saved_at
         epoch = self.state.step // self.steps_per_epoch
         return elapsed > 60 * self.machine.checkpoint_minutes or (
@@ -215,7 +227,7 @@ class Session:
         )
 
     def _save(self) -> None:
-        self._check_weights()  # never save what is not finite
+        self._check_weights()  # never save weights that are not finite
         began = time.monotonic()
         if self.logs:
             self.logs.flush()
@@ -239,32 +251,34 @@ class Session:
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - began
 
-    def _keep_best(self) -> None:
-        """Write the best model; until now it was in the checkpoints."""
+    def _export_best(self) -> None:
+        """Export the best model, whose weights are only in the checkpoints until now."""
         best = self.state.unsharded(self.state.best_model(), self.best_weights)
         if self.world.is_main:
             self.problem.export(best, self.folder / BEST)
 
     def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The same checkpoint for every process: the one the main process finds whole."""
+        """Return the last checkpoint, and check that every process reads the same one."""
         found = latest_checkpoint(self.folder / CHECKPOINTS)
         if self.world.size > 1:
             step = self.world.broadcast(lambda: found[1]["step"] if found else None)
-            assert (found[1]["step"] if found else None) == step, "processes see different disks"
+            assert (found[1]["step"] if found else None) == step, (
+                "processes read different checkpoints"
+            )
         return found
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        assert facts["task"] == _plain(self.problem.to_json()), "a checkpoint of another task"
+        assert facts["task"] == _json_values(self.problem.to_json()), "a checkpoint of another task"
         self.state.restore(tensors, facts)
         self.history, self.best = facts["history"], facts["best"]
         self.best_weights = select_prefix(tensors, "best/")
         self.losses, self.seconds_before = facts["losses"], facts["seconds"]
 
-    def _tell(self, scores: Mapping[str, float] | None = None) -> None:
+    def _report(self, scores: Mapping[str, float] | None = None) -> None:
         now = time.monotonic()
-        if not self.world.is_main or (scores is None and now - self.told_at < 0.25):
+        if not self.world.is_main or (scores is None and now - self.reported_at < 0.25):
             return
-        self.told_at = now
+        self.reported_at = now
         loss = self.losses[-1] if self.losses else self.history[-1]["train_loss"]
         self.observe(
             Progress(
@@ -326,5 +340,6 @@ class Session:
         return self.seconds_before + time.monotonic() - self.began
 
 
-def _plain(value: Any) -> Any:
+def _json_values(value: Any) -> Any:
+    """Return the value as JSON would restore it: tuples become lists."""
     return json.loads(json.dumps(value))

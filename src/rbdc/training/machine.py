@@ -1,4 +1,4 @@
-"""What this machine has, and what it can do."""
+"""The devices and capabilities of this machine."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from rbdc.settings import Machine, Optimization
 
 
 def torch_device(machine: Machine, local_rank: int = 0) -> torch.device:
-    """The device that is meant; an error if it cannot be used."""
+    """Return the chosen device, or raise a RunError if it cannot be used."""
     name = machine.device
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator()
@@ -29,41 +29,45 @@ def torch_device(machine: Machine, local_rank: int = 0) -> torch.device:
 
 
 def default_threads(workers: int) -> int:
-    """CPU threads of a training beside which so many processes decode images. A core each: on the
-    same cores they hold each other up, and everything takes twice as long."""
+    """Return the CPU threads of a training with `workers` data workers, one core for each.
+
+    If threads and workers shared cores, a training would take twice as long.
+    """
     return max(1, torch.get_num_threads() - workers)
 
 
 def make_deterministic() -> None:
-    """The same bits every time, on a GPU too; CPUs do that by themselves."""
+    """Use deterministic algorithms on GPUs; CPUs always do."""
     if torch.cuda.is_available():
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # must be set before cuBLAS starts
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.benchmark = False
 
 
 def check_machine(machine: Machine, recipe: Optimization, local_rank: int = 0) -> None:
-    """Refuse what this machine cannot do, before it crashes on it."""
+    """Refuse settings that this machine does not support, before it crashes."""
     on_cpu = torch_device(machine, local_rank).type == "cpu"
     if recipe.sync_bn and on_cpu:
-        raise RunError("sync-bn needs GPUs: torch has it for no other device", "Leave it out.")
+        raise RunError("sync-bn needs GPUs: torch supports no other device", "Leave it out.")
     if machine.parallel == "fsdp" and (recipe.model_ema or recipe.clip_mode != "norm"):
         raise RunError(
-            "with weights spread over processes (--parallel fsdp) there is no moving average, and "
-            "gradients are clipped by their norm alone",
+            "with sharded weights (--parallel fsdp) EMA weights are not supported, and gradients "
+            "can only be clipped by their norm",
             "Use --parallel ddp, or leave --model-ema and --clip-mode out.",
         )
     if recipe.amp and on_cpu and not _cpu_survives(recipe.amp_dtype):
         raise RunError(
-            f"this CPU ends the process on {recipe.amp_dtype} (it announces instructions it does "
-            "not have)",
+            f"this CPU crashes with {recipe.amp_dtype} (it reports support for instructions that "
+            "it does not have)",
             "Train without --amp, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 (it is slower).",
         )
 
 
 @cache
 def _cpu_survives(dtype: str) -> bool:
-    """Try a small training step in a process of its own: a crash there is an answer here."""
+    """Return whether a small training step in a separate process does not crash it."""
     script = (
         "import torch\n"
         "m = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3), torch.nn.Flatten(), "

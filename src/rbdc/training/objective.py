@@ -1,4 +1,4 @@
-"""What is minimised: cross-entropy, and with a teacher DeiT's distillation."""
+"""The loss: cross-entropy, and DeiT's distillation if there is a teacher."""
 
 from typing import Any
 
@@ -10,14 +10,17 @@ from rbdc.settings import Recipe
 
 
 class Objective:
-    """The loss of a batch. A distilled model (with a distillation token) gives two outputs in
-    training: the class token's learns from the labels, the other from the teacher."""
+    """The loss of a batch.
+
+    A model with a distillation token returns two outputs in training. The class token's output
+    learns from the labels, the distillation token's output from the teacher.
+    """
 
     def __init__(self, recipe: Recipe, teacher: nn.Module | None) -> None:
         self.recipe, self.teacher = recipe, teacher
 
     def prepare(self, model: Any) -> None:
-        """With a teacher, a distilled model is to give both outputs."""
+        """Let a model with a distillation token return both outputs, if there is a teacher."""
         if self.teacher is not None and hasattr(model, "set_distilled_training"):
             model.set_distilled_training(True)
 
@@ -32,9 +35,9 @@ class Objective:
             taught = self.teacher(images).float()
         alpha, tau = self.recipe.distillation_alpha, self.recipe.distillation_tau
         if self.recipe.distillation == "hard":
-            lesson = cross_entropy(distilled.float(), taught.argmax(dim=1))
-        else:  # as DeiT has it: the mean over batch and classes of tau^2 KL
-            lesson = (
+            distillation = cross_entropy(distilled.float(), taught.argmax(dim=1))
+        else:  # as in DeiT: the mean over batch and classes of tau^2 KL
+            distillation = (
                 kl_div(
                     log_softmax(distilled.float() / tau, dim=1),
                     log_softmax(taught / tau, dim=1),
@@ -44,4 +47,4 @@ class Objective:
                 * tau**2
                 / distilled.numel()
             )
-        return (1 - alpha) * loss + alpha * lesson
+        return (1 - alpha) * loss + alpha * distillation

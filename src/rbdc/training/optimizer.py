@@ -1,4 +1,4 @@
-"""Optimizer and schedule, by timm; and the optimizer's state by parameter name."""
+"""Optimizers and schedules of timm, and the optimizer's state by parameter name."""
 
 import inspect
 import json
@@ -17,16 +17,16 @@ from rbdc.settings import Optimization, Recipe
 from rbdc.training.sharding import is_sharded, shard_like
 from rbdc.training.task import Task
 
-GROUP = "group "  # instead of a parameter's name: state that a whole group of them shares
+GROUP = "group "  # prefix, in place of a parameter's name, of state that a group shares
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
-    """The recipe's optimizer of a classifier, with weight decay where it belongs."""
+    """Create a classifier's optimizer. Biases and norms have no weight decay if the recipe asks."""
     return timm_optimizer(
         model,
         recipe,
         next(model.parameters()).device,
-        fused=not is_sharded(model),  # SGD's, for one, does not know weights in parts
+        fused=not is_sharded(model),  # fused SGD, for one, does not support sharded weights
         filter_bias_and_bn=recipe.filter_bias_and_bn,
     )
 
@@ -39,7 +39,7 @@ def timm_optimizer(
     fused: bool = True,
     **options: Any,
 ) -> Optimizer:
-    """timm's optimizer of that name, in torch's fused version where there is one."""
+    """Create the recipe's optimizer with timm, in torch's fused version if there is one."""
     if recipe.opt not in list_optimizers():
         raise RecipeError(
             f"timm has no optimizer called {recipe.opt!r}",
@@ -62,7 +62,7 @@ def timm_optimizer(
             momentum=recipe.momentum,
             **options,
         )
-    except Exception as error:  # an optional package that is missing, an option it does not take
+    except Exception as error:  # a missing optional package, or an unknown option
         raise RecipeError(
             f"timm cannot make the optimizer {recipe.opt}: {error}", "Choose another --opt."
         ) from error
@@ -70,7 +70,7 @@ def timm_optimizer(
 
 
 def make_schedule(optimizer: Optimizer, task: Task, steps_per_epoch: int) -> Scheduler:
-    """timm's schedule, with time in updates: `step(update)` sets the rate of that update."""
+    """Create timm's schedule in updates: `step(update)` sets the learning rate of that update."""
     recipe, total = task.recipe, task.schedule_steps(steps_per_epoch)
     schedule, _ = create_scheduler_v2(
         optimizer,
@@ -88,7 +88,7 @@ def make_schedule(optimizer: Optimizer, task: Task, steps_per_epoch: int) -> Sch
 def optimizer_state(
     model: nn.Module, optimizer: Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The optimizer's state: tensors by 'parameter/slot', and plain numbers for JSON."""
+    """Return the optimizer's state: tensors by 'parameter/slot', and other values for JSON."""
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
@@ -105,8 +105,10 @@ def optimizer_state(
 
 
 def optimizer_slots(recipe: Optimization) -> set[str]:
-    """What the recipe's optimizer keeps of a parameter, by letting it take a step; an error if it
-    cannot, or if that could not be saved."""
+    """Return the names of the optimizer's state per parameter, by taking a step.
+
+    Refuse an optimizer that cannot take a step here, or whose state cannot be saved.
+    """
     model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(2, 2))
     optimizer = timm_optimizer(model, recipe, torch.device("cpu"))
     try:
@@ -114,7 +116,7 @@ def optimizer_slots(recipe: Optimization) -> set[str]:
         optimizer.step()
         tensors, facts = optimizer_state(model, optimizer)
         json.dumps(facts)
-    except Exception as error:  # needs more than a gradient, or keeps more than tensors
+    except Exception as error:  # it needs more than gradients, or its state has other types
         raise RecipeError(
             f"the optimizer {recipe.opt} cannot be used here: {error}", "Choose another --opt."
         ) from error
@@ -127,7 +129,10 @@ def restore_optimizer(
     tensors: Mapping[str, Tensor],
     facts: Mapping[str, Any],
 ) -> None:
-    """Put back what `optimizer_state` gave; a tensor like its parameter gets its layout."""
+    """Restore what `optimizer_state` returned, with each moment sharded as its parameter is."""
+    # torch.distributed.checkpoint's set_optimizer_state_dict is no replacement: it takes a step with
+    # zero gradients to create the state, which changes the weights under MADGRAD. It also restores
+    # contiguous moments, while fused kernels need the memory format of the weights.
     parameters = dict(model.named_parameters())
     state = optimizer.state_dict()
     order = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
@@ -138,11 +143,11 @@ def restore_optimizer(
         else:
             state["state"].setdefault(order.index(id(parameters[name])), {})[slot] = value
     for group, saved in zip(state["param_groups"], facts["groups"], strict=True):
-        # how it is computed is this machine's affair
+        # these depend on the device and do not change the result
         group.update({k: v for k, v in saved.items() if k not in ("fused", "foreach")})
     optimizer.load_state_dict(state)
     for parameter, slots in optimizer.state.items():
         for slot, value in slots.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                spread = shard_like(value, parameter)
-                slots[slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(spread)
+                sharded = shard_like(value, parameter)
+                slots[slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(sharded)

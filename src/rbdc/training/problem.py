@@ -1,4 +1,4 @@
-"""What a training is, as the loop sees it: classification here, detection in `transfer`."""
+"""The interface of a training problem: classification here, detection in `transfer`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,47 +13,51 @@ from rbdc.training.state import State
 
 
 class Problem(ABC):
-    """Batches, a model with its loss, and scores. All of it follows from what `to_json` says."""
+    """Batches, a model with its loss, and scores. `to_json` determines all of them."""
 
     name: str
-    """For messages."""
+    """Name of the model, for messages."""
     recipe: Optimization
     epochs: float
     steps_per_epoch: int
     steps: int
-    """Updates in all."""
+    """Total number of updates."""
     primary_metric: str
-    """The score that the best model has most of."""
+    """Name of the score by which the best model is chosen."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """What decides the result: a checkpoint is only used for the same."""
+        """Return everything that decides the result. A checkpoint must have the same value."""
 
     @abstractmethod
     def state(self, *, fresh: bool) -> State:
-        """The model before its first step; if not fresh, its weights may be anything: what a
-        checkpoint holds goes over them."""
+        """Return the state before the first step.
+
+        If not `fresh`, the weights may be uninitialised: a checkpoint overwrites them.
+        """
 
     @abstractmethod
     def batches(self, start: int, stop: int) -> Iterator[Sequence[Any]]:
-        """This process's shares of the batches of steps `start` to `stop` (without it); each has
-        `indices`, the images it is of."""
+        """Yield this process's micro-batches of each step from `start` to `stop` (exclusive).
+
+        Each micro-batch has `indices`, the indices of its images.
+        """
 
     @abstractmethod
     def image_name(self, index: int) -> str:
-        """Of a training image."""
+        """Return the name of a training image, for messages."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module, autocast: AbstractContextManager[Any]) -> dict[str, float]:
-        """How good the model is, by name; every process takes part, and gets the same."""
+        """Return the scores of the model by name. Collective: every process gets all scores."""
 
     @abstractmethod
     def export(self, model: nn.Module, folder: Path) -> None:
-        """Write the model as users load it."""
+        """Write the model in the format that users load."""
 
     has_blocks: bool = False
-    """Whether its weights are looked at block by block, now and then."""
+    """Whether the norms of weight blocks are logged during the training."""
 
     def blocks(self, weights: Mapping[str, Tensor]) -> Mapping[str, Sequence[Sequence[float]]]:
-        """The sizes of the blocks of each weight."""
+        """Return the root mean square of each block of each weight."""
         raise NotImplementedError

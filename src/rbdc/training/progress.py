@@ -1,4 +1,4 @@
-"""What a training tells while it goes on, and what comes of it."""
+"""The progress reports and the result of a training."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ from rbdc.training.state import State
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """What an observer is told, a few times a second at most."""
+    """A progress report for observers, sent a few times per second at most."""
 
     step: int
     steps: int
@@ -20,7 +20,7 @@ class Progress:
     lr: float
     images_per_second: float
     scores: Mapping[str, float] | None = None
-    """By name, at the end of an epoch."""
+    """Scores by name at the end of an epoch, otherwise None."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -32,13 +32,13 @@ class Trained:
 
     state: State
     history: list[dict[str, Any]]
-    """A row an evaluation; the last is that of the last weights."""
+    """One row per evaluation; the last row is that of the final weights."""
     best: dict[str, Any]
-    """The best evaluation: its step, epoch and accuracy."""
+    """Step, epoch and primary metric of the best evaluation."""
     images: int
-    """Training images seen."""
+    """Number of training images seen, repeated ones included."""
     seconds: float
-    """Of training, evaluation included, over all sittings."""
+    """Seconds of training and evaluation, over all sessions."""
 
 
 Observer = Callable[[Progress], None]

@@ -1,21 +1,22 @@
-"""A model whose weights are spread over the processes that train it: torch's FSDP2.
+"""Shard a model's weights over the processes that train it, with torch's FSDP2.
 
-Each process keeps a part of every weight and of the optimizer's state, and has a block whole only
-while it computes with it. What is saved is always whole, so that any number of processes, sharing
-weights or not, can go on with it.
+Each process has a shard of every weight and of the optimizer's state, and gathers a block's full
+weights only while it computes with them. Checkpoints contain full tensors, so that any number of
+processes, with FSDP or DDP, can resume from them.
 """
 
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def shard(model: nn.Module, device: torch.device, processes: int) -> nn.Module:
-    """Spread its weights, block by block."""
+    """Shard the model's weights over the processes, block by block."""
     mesh = init_device_mesh(device.type, (processes,))
     for block in _blocks(model):
         fully_shard(block, mesh=mesh)
@@ -24,11 +25,12 @@ def shard(model: nn.Module, device: torch.device, processes: int) -> nn.Module:
 
 
 def is_sharded(model: nn.Module) -> bool:
+    """Return whether the model's weights are sharded."""
     return isinstance(model, FSDPModule)
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """What networks are lists of, outermost first: a transformer's or a ResNet's blocks."""
+    """Yield the members of the outermost lists of modules: a transformer's or ResNet's blocks."""
     for child in module.children():
         if isinstance(child, nn.Sequential | nn.ModuleList):
             yield from (block for block in child if any(True for _ in block.parameters()))
@@ -37,12 +39,12 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """All of it; where it is spread, every process must ask."""
+    """Return the full tensor. Collective if it is sharded: every process must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor that every process has, spread as `like` is."""
+    """Return this process's shard of a full tensor, sharded as `like` is."""
     if not isinstance(like, DTensor):
         return tensor
     return distribute_tensor(
@@ -51,10 +53,5 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def load_full(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """`load_state_dict` of whole weights, whether the model's are spread or not."""
-    spread = {
-        name: shard_like(weights[name], tensor)
-        for name, tensor in model.state_dict().items()
-        if name in weights
-    }
-    model.load_state_dict({**weights, **spread})
+    """Load full weights into a model, sharded or not."""
+    set_model_state_dict(model, dict(weights), options=StateDictOptions(full_state_dict=True))

@@ -1,4 +1,4 @@
-"""What changes while a model trains: weights, their average, the optimizer, the step."""
+"""The state of a training: weights, EMA weights, optimizer and step."""
 
 import copy
 import warnings
@@ -22,7 +22,7 @@ from rbdc.training.sharding import full_tensor, load_full, shard
 from rbdc.training.world import World
 
 Moments = tuple[Mapping[str, Tensor], Mapping[str, Any]]
-"""An optimizer's state: tensors, and facts for JSON."""
+"""An optimizer's state: tensors, and values for JSON."""
 
 
 class State:
@@ -42,19 +42,17 @@ class State:
         world: World,
         moments: Moments | None = None,
     ) -> None:
-        """`loss` is that of a batch, by a function that calls the model (alone, or with others)."""
+        """Prepare the model. `loss(forward, batch)` calls the model through `forward`."""
         self.recipe, self.seed, self.loss = recipe, seed, loss
         self.device, self.world, self.step = device, world, 0
         self.sharded = machine.parallel == "fsdp" and world.size > 1
         self.model = model.to(device)
-        if machine.channels_last and not self.sharded:  # which takes no other layout
+        if machine.channels_last and not self.sharded:  # FSDP supports no other layout
             self.model = self.model.to(memory_format=torch.channels_last)
         if recipe.sync_bn and world.size > 1:
             self.model = convert_sync_batchnorm(self.model)
         if self.sharded:
-            self.full_model = copy.deepcopy(
-                self.model
-            ).cpu()  # with the weights whole, to be written
+            self.full_model = copy.deepcopy(self.model).cpu()  # unsharded, for export
             self.model = shard(self.model, device, world.size)
         self.ema = (
             ModelEmaV3(self.model, decay=recipe.model_ema_decay, use_warmup=recipe.model_ema_warmup)
@@ -72,13 +70,13 @@ class State:
         if machine.compile:
             self.forward = torch.compile(self.forward)
         if world.size > 1 and not self.sharded:
-            # Else it would sort gradients anew after the first step of every sitting, and sums of
-            # three or more are rounded as they are sorted.
+            # Without find_unused_parameters, DDP would rebuild its gradient buckets after the first
+            # step of every session, and sums over three or more processes round by bucket order.
             warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
             self.forward = DistributedDataParallel(self.forward, find_unused_parameters=True)
 
     def models(self) -> list[nn.Module]:
-        """All there are of it."""
+        """Return every copy of the model: in training, EMA, and unsharded."""
         others = ([self.ema.module] if self.ema else []) + (
             [self.full_model] if self.sharded else []
         )
@@ -86,26 +84,28 @@ class State:
 
     @property
     def ema_model(self) -> nn.Module | None:
+        """The model with EMA weights; None if the recipe has no EMA."""
         return self.ema.module if self.ema else None
 
     def best_model(self) -> nn.Module:
-        """The one to use: the moving average, where there is one."""
+        """Return the model to use: the one with EMA weights, if there is one."""
         return self.ema_model or self.model
 
     @property
     def learning_rate(self) -> float:
-        """Of the last update."""
+        """The learning rate of the last update."""
         return float(max(group["lr"] for group in self.optimizer.param_groups))
 
     def autocast(self) -> AbstractContextManager[Any]:
+        """Return the recipe's autocast context."""
         if not self.recipe.amp:
             return nullcontext()
         return torch.autocast(self.device.type, getattr(torch, self.recipe.amp_dtype))
 
     def update(self, micro: Sequence[Any]) -> Tensor:
-        """One step of the optimizer on this process's share of a batch; the loss, not yet read."""
+        """Take an optimizer step on this process's micro-batches. Return the loss on the device."""
         recipe = self.recipe
-        # dropout and its kin: a function of the seed and the step, so no state needs saving
+        # dropout and drop path depend on the seed and the step only, so no generator state is saved
         torch.manual_seed(derive_seed(self.seed, "step", self.step, self.world.rank))
         self.model.train()
         self.schedule.step(self.step)
@@ -134,27 +134,32 @@ class State:
         return torch.stack(losses).mean()
 
     def is_finite(self) -> bool:
-        """Whether every weight is a number."""
+        """Return whether every weight is finite."""
         norms = torch._foreach_norm([parameter.detach() for parameter in self.model.parameters()])
         return bool(torch.stack([full_tensor(norm).float() for norm in norms]).isfinite().all())
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """Whole; where they are spread, every process must ask."""
+        """Return the full weights. Collective if sharded: every process must call this."""
         return {name: full_tensor(tensor) for name, tensor in model.state_dict().items()}
 
     def unsharded(self, model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """The model as one that is in nobody's parts, with other weights if they are given; every
-        process must ask. It may be the model itself: it is to be used before the next step."""
+        """Return an unsharded model, with `weights` if given. Collective: every process must call.
+
+        The result may be the model itself, or be overwritten by the next call: use it before the
+        next step.
+        """
         if weights is None and not self.sharded:
             return model
-        twin = self.full_model if self.sharded else copy.deepcopy(model)
+        full = self.full_model if self.sharded else copy.deepcopy(model)
         given = weights or model.state_dict()
-        twin.load_state_dict({name: full_tensor(tensor) for name, tensor in given.items()})
-        return twin
+        full.load_state_dict({name: full_tensor(tensor) for name, tensor in given.items()})
+        return full
 
     def saved(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that a later sitting needs: tensors, and facts for JSON. Where weights are
-        spread, every process must ask."""
+        """Return everything that a later session needs: full tensors, and values for JSON.
+
+        Collective if sharded: every process must call this.
+        """
         moments, facts = optimizer_state(self.model, self.optimizer)
         tensors = {f"model/{name}": tensor for name, tensor in self.weights(self.model).items()}
         tensors |= {f"optimizer/{name}": full_tensor(tensor) for name, tensor in moments.items()}
@@ -163,6 +168,7 @@ class State:
         return tensors, {"optimizer": facts, "scaler": self.scaler.state_dict()}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Restore what `saved` returned."""
         self.step = facts["step"]
         load_full(self.model, select_prefix(tensors, "model/"))
         if self.ema:
@@ -174,7 +180,7 @@ class State:
 
 
 def select_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors under a prefix, without it."""
+    """Return the tensors whose names begin with `prefix`, by the rest of their names."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()

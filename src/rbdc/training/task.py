@@ -1,4 +1,4 @@
-"""What is trained: everything that decides the result, and nothing else."""
+"""The definition of one training: everything that decides its result, and nothing else."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,43 +19,45 @@ class Task:
     model: ModelSpec
     recipe: Recipe
     image: ImageFormat
-    """What the model takes; `image_format` finds it."""
+    """Input format of the model, from `image_format`."""
     epochs: float
+    """Passes over the training images; may be a fraction."""
     seed: int
     """Seed of the initial weights and of the model's own randomness: dropout and drop path."""
     data_seed: int
     """Seed of the order of the images, their augmentation, and mixup. Tasks with equal recipes and
     data seeds train on equal batches."""
     warmup_epochs: float
+    """Epochs of learning rate warm-up."""
     anneal: bool = True
-    """Whether the learning rate follows the recipe's schedule to its end, or stays at its peak
-    after warm-up, for a model that another training goes on with."""
+    """Whether the learning rate follows the recipe's schedule. If False, it stays at its peak after
+    warm-up, for a model whose training continues in a wider one."""
     schedule_epochs: float | None = None
-    """Length of the learning rate's schedule, where the training ends before it does."""
+    """Epochs of the learning rate's schedule if the training ends before it; None: `epochs`."""
     templates: int = 0
-    """Weights are mixtures of so many templates; 0: they are plain."""
+    """Number of templates that each weight is a mixture of; 0 for ordinary weights."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "model": self.model.to_json(), "recipe": self.recipe.to_json()}
 
     def steps(self, steps_per_epoch: int) -> int:
-        """Updates in all; an epoch may be a fraction."""
+        """Return the number of updates, at least 1."""
         return max(1, round(self.epochs * steps_per_epoch))
 
     def schedule_steps(self, steps_per_epoch: int) -> int:
-        """Updates that the schedule of the learning rate is for."""
-        whole = self if self.schedule_epochs is None else replace(self, epochs=self.schedule_epochs)
-        return whole.steps(steps_per_epoch)
+        """Return the number of updates of the learning rate's schedule."""
+        full = self if self.schedule_epochs is None else replace(self, epochs=self.schedule_epochs)
+        return full.steps(steps_per_epoch)
 
 
 def fit_to_data(spec: ModelSpec, data: DataSet, recipe: Recipe) -> ModelSpec:
-    """The model for this data: its classes, and for images in memory their size and channels."""
+    """Return the model with the data's classes and, for images in memory, their shape."""
     arguments = dict(spec.arguments)
     known = len(data.class_names)
     if arguments.setdefault("num_classes", known) != known:
         raise DataError(
             f"the model has {arguments['num_classes']} classes and {data.name} has {known}",
-            "Leave num_classes out: it follows from the data.",
+            "Leave num_classes out: the data sets it.",
         )
     if isinstance(data.train, ImageSet):
         channels, height, width = data.train.images.shape[1:]
@@ -69,7 +71,7 @@ def fit_to_data(spec: ModelSpec, data: DataSet, recipe: Recipe) -> ModelSpec:
 
 
 def image_format(spec: ModelSpec, recipe: Recipe, data: DataSet) -> ImageFormat:
-    """What the model takes, by its own record and the recipe."""
+    """Return the model's input format, from its `pretrained_cfg` and the recipe."""
     record = record_of(spec)
     config = resolve_data_config(pretrained_cfg=dict(record))
     channels, height, width = record["input_size"]
@@ -77,9 +79,9 @@ def image_format(spec: ModelSpec, recipe: Recipe, data: DataSet) -> ImageFormat:
         raise DataError(
             f"the model takes images of {channels} channels", "Images have 1 or 3: set in_chans."
         )
-    whole = isinstance(data.train, ImageSet)  # small images are shown whole
-    crop_pct = recipe.crop_pct or (1.0 if whole else config["crop_pct"])
-    mean, std = (  # one value stands for all channels
+    uncropped = isinstance(data.train, ImageSet)  # small images are not cropped for evaluation
+    crop_pct = recipe.crop_pct or (1.0 if uncropped else config["crop_pct"])
+    mean, std = (  # a single value applies to all channels
         value * channels if len(value) == 1 else value
         for value in (recipe.mean or tuple(config["mean"]), recipe.std or tuple(config["std"]))
     )
@@ -87,7 +89,7 @@ def image_format(spec: ModelSpec, recipe: Recipe, data: DataSet) -> ImageFormat:
         if len(values) != channels:
             raise DataError(
                 f"{name} has {len(values)} values and the model takes {channels} channels",
-                "Give one value a channel.",
+                "Give one value per channel.",
             )
     return ImageFormat(
         channels=channels,
@@ -101,7 +103,7 @@ def image_format(spec: ModelSpec, recipe: Recipe, data: DataSet) -> ImageFormat:
 
 
 def describe_images(model: nn.Module, image: ImageFormat) -> None:
-    """Let the model carry how its images were prepared: timm then prepares them likewise."""
+    """Store the image preprocessing in the model, so that timm uses the same."""
     model.pretrained_cfg.update(  # type: ignore[operator,union-attr]
         mean=image.mean,
         std=image.std,

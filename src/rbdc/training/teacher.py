@@ -1,4 +1,4 @@
-"""The teacher of a distillation: an exported folder, or a timm model with a weight file."""
+"""Load the teacher of a distillation: an exported folder, or a timm model with a weight file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,25 +20,25 @@ from rbdc.settings import Recipe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Teacher:
-    """Who is distilled from."""
+    """The model whose outputs the student learns from."""
 
     model: nn.Module
     sha256: str
-    """Of its weights."""
+    """SHA-256 of its weights."""
     forward_flops: int
-    """Of one of the student's images."""
+    """FLOPs of a forward pass of one of the student's images."""
 
 
 def load_teacher(
     recipe: Recipe, image: ImageFormat, classes: int, counter: CounterName = DEFAULT_COUNTER
 ) -> Teacher | None:
-    """The recipe's teacher; None where nothing is distilled."""
+    """Load the recipe's teacher; None if the recipe has no distillation."""
     if recipe.distillation == "none" or recipe.teacher is None:
         return None
-    place = Path(recipe.teacher)
-    if place.is_dir():
-        file = weights_in(place)
-        teacher = load(place) if (place / "rbdc.json").exists() else _of_folder(place, file)
+    path = Path(recipe.teacher)
+    if path.is_dir():
+        file = weights_in(path)
+        teacher = load(path) if (path / "rbdc.json").exists() else _of_folder(path, file)
     elif timm.is_model(recipe.teacher):
         if recipe.teacher_path is None:
             raise RecipeError(
@@ -67,7 +67,7 @@ def _of_folder(folder: Path, file: Path) -> nn.Module:
     arguments = {"num_classes": config.get("num_classes"), **(config.get("model_args") or {})}
     try:
         model = timm.create_model(config["architecture"], **arguments)
-    except Exception as error:  # a folder may say anything
+    except Exception as error:  # the arguments in a folder can be anything
         raise ModelError(
             f"timm cannot build the teacher in {folder}: {error}", "Check it."
         ) from None
@@ -87,14 +87,14 @@ def _filled(model: Any, file: Path) -> nn.Module:
 def _check(teacher: nn.Module, image: ImageFormat, classes: int) -> None:
     try:
         found = teacher(torch.zeros(2, image.channels, image.height, image.width)).shape
-    except Exception as error:  # whatever the model does with images it cannot take
+    except Exception as error:  # a model can raise any error for a wrong image size
         raise RecipeError(
-            f"the teacher cannot take {image.channels} x {image.height} x {image.width} images: "
+            f"the teacher cannot process {image.channels} x {image.height} x {image.width} images: "
             f"{error}",
-            "A teacher sees the student's images: take one of that size.",
+            "A teacher sees the student's images: use a teacher for that size.",
         ) from None
     if tuple(found) != (2, classes):
         raise RecipeError(
-            f"the teacher gives {tuple(found[1:])} logits and the data has {classes} classes",
-            "Take a teacher of the same classes.",
+            f"the teacher returns {tuple(found[1:])} logits and the data has {classes} classes",
+            "Use a teacher for the same classes.",
         )

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, slots=True)
 class World:
-    """This process's place among those that train together."""
+    """This process's rank among those that train one model, and their communication."""
 
     rank: int = 0
     size: int = 1
@@ -26,11 +26,11 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and talks to the user."""
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     def sum(self, values: list[float]) -> list[float]:
-        """The sums over all processes, in double precision."""
+        """Return the sums of `values` over all processes, in float64."""
         if self.size == 1:
             return values
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -38,7 +38,7 @@ class World:
         return tensor.tolist()
 
     def broadcast(self, decide: Callable[[], T]) -> T:
-        """What the main process decides, known to all. If it fails, all fail."""
+        """Return `decide()` of rank 0 in every process. If it raises, every process raises."""
         if self.size == 1:
             return decide()
         message: list[Any] = [None, None]
@@ -53,7 +53,7 @@ class World:
         return message[0]  # type: ignore[no-any-return]
 
     def gather(self, value: T) -> list[T]:
-        """Everyone's, in the main process; the others get none."""
+        """Return the values of all processes in rank 0, and an empty list in the others."""
         if self.size == 1:
             return [value]
         values: list[Any] | None = [None] * self.size if self.is_main else None
@@ -61,8 +61,11 @@ class World:
         return values or []
 
     def anyone(self, flag: bool) -> bool:
-        """Whether any process raised its flag one call ago: all get the same answer at the same
-        call, and nobody waits for it."""
+        """Return whether any process gave a true flag in its previous call.
+
+        Every process gets the same answer in the same call. The answer is one call late, so that
+        no process waits for it.
+        """
         if self.size == 1:
             return flag
         answer = False
@@ -76,21 +79,23 @@ class World:
         return answer
 
     def settle(self) -> None:
-        """Forget what `anyone` still has under way, before another training begins."""
+        """Complete the pending reduction of `anyone`, before another training begins."""
         if self._pending is not None:
             self._pending[1].wait()
             self._pending = None
 
     def broadcast_buffers(self, model: torch.nn.Module) -> None:
-        """Every process gets the main one's batch-norm statistics."""
+        """Copy the buffers of rank 0, such as batch-norm statistics, to every process."""
         if self.size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
 
 def join_world(device: str = "auto") -> World:
-    """The world that torchrun, or Ray Train, describes in the environment; without it, a world of
-    one. Whoever started the processes may have joined them already."""
+    """Join the processes that torchrun or Ray Train describe in the environment, if any.
+
+    The process group may be initialised already. Without WORLD_SIZE, the world is this process.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return World()
@@ -100,7 +105,7 @@ def join_world(device: str = "auto") -> World:
         raise RunError(
             f"process {local_rank} of this machine has no GPU: there are "
             f"{torch.cuda.device_count()}",
-            "Start as many processes as there are GPUs.",
+            "Start as many processes per machine as it has GPUs.",
         )
     if cuda:
         torch.cuda.set_device(local_rank)
@@ -111,5 +116,6 @@ def join_world(device: str = "auto") -> World:
 
 
 def leave_world() -> None:
+    """Destroy the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
