@@ -130,7 +130,7 @@ def restore_optimizer(
     facts: Mapping[str, Any],
 ) -> None:
     """Restore what `optimizer_state` returned, with each moment sharded as its parameter is."""
-    # torch.distributed.checkpoint's set_optimizer_state_dict is no replacement: it takes a step with
+    # torch.distributed.checkpoint.set_optimizer_state_dict is no replacement. It takes a step with
     # zero gradients to create the state, which changes the weights under MADGRAD. It also restores
     # contiguous moments, while fused kernels need the memory format of the weights.
     parameters = dict(model.named_parameters())
