@@ -98,7 +98,7 @@ def prepare_case(
 
 
 def _budget(setting: Setting, narrow_epochs: float) -> float:
-    """Return the budget of two narrow models for so many epochs and a wide one for `ratio` times."""
+    """Return the budget of two narrow models for so many epochs, and `ratio` times for the wide."""
     narrow = 2 * setting.forward_flops(0.5) + setting.ratio * setting.forward_flops()
     return narrow_epochs * narrow / setting.baseline_cost
 

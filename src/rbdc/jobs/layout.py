@@ -1,26 +1,26 @@
-"""What lies where in a run's folder.
+"""The files of a run's folder.
 
 RUN/
-  run.json          what was asked for; a later start must ask for the same
-  run.lock          who is at work
-  result.json       accuracies and FLOPs, of the tree and of standard training beside it
+  run.json          the request, what decides the result, and how the run is run
+  run.lock          the process that holds the folder
+  result.json       a row per trial: scores and FLOPs, of the tree and of standard training
   model/            the trained target, as timm loads it
-  jobs/             the store: a folder a job
+  jobs/             the store: one folder per job
     resnet18d-w0.5-0123456789abcdef/
-      job.json          what the job is: the content its key is the hash of
-      result.json       what came out; it is there when, and only when, the job is finished
-      failed.json       why it could not be finished
+      job.json          the content that the job's key is the hash of
+      result.json       the result; it exists when, and only when, the job is finished
+      failed.json       why the job failed
       progress.json     how far it is
       lease             on a cluster: which attempt at the job may write here
       model/            the trained model, as timm loads it; ema/ and best/ likewise
-      start/            of a coupling: what the wide model starts with
-      kept/             for the coupling: the optimizer's state, where it is carried over
-      checkpoints/      of a training under way
+      start/            of a growth job: where the wide model's training starts
+      kept/             saved for growth: the optimizer state, where it is carried over
+      checkpoints/      of an unfinished training
       summary.csv, log.jsonl, blocks.jsonl, tensorboard/
       predictions/      of a detector: what it finds in the validation images, in COCO's format
-      scores.json       of a detector: what pycocotools says of that, by class too
-      sheet.png         of a detector: some of it, drawn
-      weights.json      of a detector: what became of the classifier's weights
+      scores.json       of a detector: pycocotools' scores, by class too
+      sheet.png         of a detector: some predictions, drawn
+      weights.json      of a detector: which of the classifier's weights it took over
 """
 
 RUN, RESULT, LOCK, JOBS = "run.json", "result.json", "run.lock", "jobs"
