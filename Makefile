@@ -19,6 +19,7 @@ docs: $(VENV)/.docs            ## set up, then build the documentation: build/do
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/rumdl check .
 	$(BIN)/mypy
 
 $(VENV)/.ready: pyproject.toml

@@ -138,7 +138,7 @@ def recipes() -> str:
     folder = files("rbdc.settings")
     parts = []
     for name in shipped_recipes():
-        parts += [f"## {name}", _fenced("yaml", (folder / f"{name}.yaml").read_text())]
+        parts += [f"## {name}", _fenced("yaml", (folder / "recipes" / f"{name}.yaml").read_text())]
     parts.append("## The paper's experiments")
     for path in sorted((folder / "experiments").iterdir(), key=lambda path: path.name):
         parts += [f"### {path.name.removesuffix('.yaml')}", _fenced("yaml", path.read_text())]

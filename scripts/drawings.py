@@ -78,7 +78,7 @@ def tree(figure: Figure) -> None:
 
 
 def rules(figure: Figure) -> None:
-    """Which axes are wide says how two tensors become one."""
+    """Which axes are scaled decides how two tensors become one."""
     axes = _canvas(figure)
     palette: Palette = {
         3: (BLUE, ""), 10: (ORANGE, ""), 0: ("white", "0"), 1.5: (_mixed(BLUE, "white"), "½"),
@@ -86,13 +86,13 @@ def rules(figure: Figure) -> None:
     }  # fmt: skip
     layer: Any = {"input_axis": 1}
     cases = (
-        ("both axes wide", "block-diagonal", (2, 2), Axes(scaled=(0, 1), **layer),
+        ("both axes scaled", "block-diagonal", (2, 2), Axes(scaled=(0, 1), **layer),
          "attention, MLP,\nconvolutions"),
-        ("one axis wide", "side by side", (2, 1), Axes(scaled=(0,)),
+        ("one axis scaled", "side by side", (2, 1), Axes(scaled=(0,)),
          "norms, biases, stem,\ntokens, positions"),
-        ("only the input wide", "side by side, halved", (3, 2), Axes(scaled=(1,), **layer),
+        ("only the input scaled", "side by side, halved", (3, 2), Axes(scaled=(1,), **layer),
          "weight of the head"),
-        ("no axis wide", "mean", (3, 1), Axes(scaled=()), "bias of the head"),
+        ("no axis scaled", "mean", (3, 1), Axes(scaled=()), "bias of the head"),
     )  # fmt: skip
     for number, (wide, rule, shape, how, where) in enumerate(cases):
         x = WIDTH * (number + 0.5) / len(cases)

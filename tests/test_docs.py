@@ -20,6 +20,7 @@ from rbdc.models import families
 from rbdc.settings import Machine
 from scripts.drawings import draw
 from tests.support import folder_data, parents
+from tests.test_architecture import ORDER
 from tests.transfer.scenes import classifier, write_scenes, write_split
 
 ROOT = Path(__file__).parents[1]
@@ -224,9 +225,10 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
         assert (ROOT / script).exists(), script
 
 
-def test_the_annotated_tree_names_every_file() -> None:
-    tree = (ROOT / "README.md").read_text().split("## The house")[1]
+def test_contributing_lists_every_room_in_the_order_of_imports() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text().split("## The rooms")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", text, flags=re.MULTILINE)
+    assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == ORDER
     source = ROOT / "src/rbdc"
-    for path in source.rglob("*.py"):
-        if path.name != "__init__.py" and path.parent.name not in ("data", "report"):
-            assert re.search(rf"^ +{path.name} ", tree, flags=re.MULTILINE), path
+    rooms = {path.stem for path in source.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert rooms - {"__init__", "__pycache__"} == set().union(*ORDER)
