@@ -5,6 +5,7 @@ one group, however many layers write to it and read from it; the channels betwee
 block are another, an inner group. A method must change a group alike in every tensor that has it.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,6 @@ from rbdc.models import ModelSpec, build_meta, halves_layout
 class Group:
     """Units that belong together."""
 
-    name: str
     units: int
     """Number of units in the narrow model; the wide one has twice as many."""
     channels: int = 1
@@ -94,13 +94,14 @@ def units_of(narrow: ModelSpec) -> Units:
             if axis is not None:
                 channels = model.blocks[0].attn.head_dim if axis.group.endswith("heads") else 1
                 units = tensor.shape[number] // axis.parts // channels
-                group = Group(name=axis.group, units=units, channels=channels)
+                group = Group(units=units, channels=channels)
                 assert groups.setdefault(axis.group, group) == group, f"{name}: {group}"
+    input_axes = {name: layout[name].input_axis for name in state}
     return Units(
         groups=groups,
         axes=axes,
-        inner=tuple(_inner(model)),
-        input_axes={name: layout[name].input_axis for name in state},
+        inner=tuple(_inner(axes, input_axes)),
+        input_axes=input_axes,
         layer_norm=isinstance(model, VisionTransformer),
     )
 
@@ -194,29 +195,19 @@ def _transformer(model: Any) -> Iterator[tuple[str, LayerAxes]]:
                 yield f"{path}.{name}", (stream, None)
 
 
-def _inner(model: Any) -> Iterator[Inner]:
-    if isinstance(model, VisionTransformer):
-        for number in range(len(model.blocks)):
-            path = f"blocks.{number}"
-            heads = f"{path}.heads"
-            yield Inner(group=heads, first=f"{path}.attn.qkv", second=f"{path}.attn.proj")
-            yield Inner(group=f"{path}.hidden", first=f"{path}.mlp.fc1", second=f"{path}.mlp.fc2")
-        return
-    if isinstance(model.conv1, nn.Sequential):
-        for number in (0, 3):
-            yield Inner(
-                group=f"stem.{number}",
-                first=f"conv1.{number}",
-                norm=f"conv1.{number + 1}",
-                second=f"conv1.{number + 3}",
-            )
-    for stage in ("layer1", "layer2", "layer3", "layer4"):
-        for number, block in enumerate(getattr(model, stage)):
-            path = f"{stage}.{number}"
-            for layer in (1, 2) if isinstance(block, Bottleneck) else (1,):
-                yield Inner(
-                    group=f"{path}.{layer}",
-                    first=f"{path}.conv{layer}",
-                    norm=f"{path}.bn{layer}",
-                    second=f"{path}.conv{layer + 1}",
-                )
+def _inner(
+    axes: Mapping[str, tuple[Axis | None, ...]], input_axes: Mapping[str, int | None]
+) -> Iterator[Inner]:
+    """Yield the groups that one layer alone writes and one layer alone reads, in model order."""
+    writers, readers, norms = (defaultdict[str, list[str]](list) for _ in range(3))
+    for name, own in axes.items():
+        path, _, attribute = name.rpartition(".")
+        for number, axis in enumerate(own):
+            if axis is not None and attribute == "weight":
+                is_input = number == input_axes[name]
+                role = norms if input_axes[name] is None else readers if is_input else writers
+                role[axis.group].append(path)
+    for group, paths in writers.items():
+        if len(paths) == len(readers[group]) == 1:
+            norm = next(iter(norms[group]), None)
+            yield Inner(group=group, first=paths[0], second=readers[group][0], norm=norm)
