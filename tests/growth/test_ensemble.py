@@ -2,9 +2,9 @@
 
 import torch
 
-from rbdc.growth.ensemble import Averaging
+from rbdc.growth.ensemble import Ensemble
 from rbdc.jobs.method import Parent
-from tests.growth.lab import LAB, wide_spec
+from tests.growth.context import CONTEXT, wide_spec
 from tests.support import images, logits, parents
 
 
@@ -12,7 +12,7 @@ def test_it_gives_the_mean_of_both_models_logits() -> None:
     for name in ("resnet18d", "deit_tiny_distilled_patch16_224"):
         first, second = parents(name)
         both = [Parent(model=first), Parent(model=second)]
-        model = Averaging().grow(both, wide_spec(name), LAB).model
+        model = Ensemble().grow(both, wide_spec(name), CONTEXT).model
         x = images(first)
         expected = (logits(first, x) + logits(second, x)) / 2
         torch.testing.assert_close(logits(model, x), expected)

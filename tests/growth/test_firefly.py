@@ -14,8 +14,8 @@ import rbdc
 from rbdc.data import Batch
 from rbdc.errors import ModelError, PlanError
 from rbdc.growth import Setting, parse_protocol
-from rbdc.growth.candidates import Enlarged, norms_of
-from rbdc.growth.firefly import Search, best, search
+from rbdc.growth.firefly.candidates import Enlarged, norms_of
+from rbdc.growth.firefly.firefly import Firefly, best, search
 from rbdc.growth.units import Units, units_of
 from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.job import Context, execute
@@ -25,7 +25,7 @@ from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, build_meta
 from rbdc.plan import forward_flops, training_flops
 from rbdc.training import World, fit_to_data
-from tests.growth.lab import SEED, wide_spec
+from tests.growth.context import SEED, wide_spec
 from tests.support import QUICK, SMALL, TINY, images, logits, parents, small_data, small_recipe
 
 RESNET, BOTTLENECK, DEIT = "resnet18d", "resnet50d", "deit_tiny_patch16_224"
@@ -42,7 +42,7 @@ def enlarged(name: str, parent: Any = None, **options: Any) -> Enlarged:
     return Enlarged(parent or parents(name)[0], wide, units, **{**settings, **options})
 
 
-def lab(name: str, count: int = 6, dtype: torch.dtype = torch.float32) -> GrowthContext:
+def context(name: str, count: int = 6, dtype: torch.dtype = torch.float32) -> GrowthContext:
     """Batches of noise, with labels that can be learnt by heart."""
     draws = torch.Generator().manual_seed(9)
     model: Any = build_meta(wide_spec(name))
@@ -125,7 +125,7 @@ def test_what_is_not_chosen_is_removed_exactly(name: str, surplus: float) -> Non
 
 @of_some
 def test_the_search_lowers_the_loss_within_its_radius_and_moves_nothing_else(name: str) -> None:
-    model, at = enlarged(name), lab(name)
+    model, at = enlarged(name), context(name)
     before, loss = model.enlarged(), mean_loss(model, at)
     frozen = {key: tensor.clone() for key, tensor in constants(model)}
     starts = {id(ball): ball.vectors.detach().clone() for ball in model.balls}
@@ -158,7 +158,7 @@ def constants(model: Enlarged) -> list[tuple[str, Tensor]]:
 def test_the_second_half_of_the_search_says_what_a_gate_does_to_the_loss(name: str) -> None:
     """At a rate of 0 nothing learns, and slopes can be taken by differences."""
     model = enlarged(name, parents(name)[0].double(), radius=0.5)
-    at = lab(name, 4, torch.float64)
+    at = context(name, 4, torch.float64)
     scores, _losses = search(model, at, 0.0)
     told = 0
     late = replace(at, batches=lambda: iter([*at.batches()][2:]))
@@ -200,8 +200,8 @@ def test_scores_decide(name: str, kind: str, score: float, monkeypatch: pytest.M
     between = {inner.group for inner in units.inner}
     readers = [i for i in units.inner if taken(units, i.first) not in between]  # of a stream
     inner, weight = readers[-1], f"{readers[-1].first}.weight"
-    monkeypatch.setattr("rbdc.growth.firefly.search", biased)
-    wide = Search().grow([Parent(model=parents(name)[0])], wide_spec(name), lab(name)).model
+    monkeypatch.setattr("rbdc.growth.firefly.firefly.search", biased)
+    wide = Firefly().grow([Parent(model=parents(name)[0])], wide_spec(name), context(name)).model
     candidates = found[0].candidates[inner.group]
     candidates.gates.data.fill_(1.0)
     candidate = found[0].enlarged()[weight][candidates.splits if kind == "split" else -1]
@@ -218,9 +218,9 @@ def taken(units: Units, layer: str) -> str:
 def test_the_wide_model_has_learnt_and_can_be_made_again(name: str) -> None:
     parent = parents(name)[0]
     before = {key: tensor.clone() for key, tensor in parent.state_dict().items()}
-    at, wide = lab(name), wide_spec(name)
+    at, wide = context(name), wide_spec(name)
     grown, again, other = (
-        Search().grow([Parent(model=parent)], wide, replace(at, seed=seed)) for seed in (1, 1, 2)
+        Firefly().grow([Parent(model=parent)], wide, replace(at, seed=seed)) for seed in (1, 1, 2)
     )
     for key, tensor in parent.state_dict().items():
         assert torch.equal(tensor, before[key]), f"{key} of the parent was changed"
@@ -250,9 +250,9 @@ def test_what_it_cannot_widen_is_said_before_training(name: str, reason: str) ->
     name, *options = name.split()
     wide = ModelSpec(name=name, arguments=dict(option.split("=") for option in options))
     with pytest.raises(ModelError, match=reason):
-        Search().check(wide.scaled(0.5), wide)
+        Firefly().check_model(wide)
     with pytest.raises(PlanError, match="surplus"):
-        Search(surplus=0.5)
+        Firefly(surplus=0.5)
 
 
 @pytest.mark.parametrize("name", ["resnet50d", "deit_small_patch16_224"])
@@ -275,7 +275,7 @@ def test_it_pays_for_what_it_looks_at(name: str) -> None:
         with FlopCounterMode(display=False) as flops:
             network(image)
         counts.append(flops.get_total_flops())
-    assert counts[0] / counts[1] <= Search().cost <= 1.3 * counts[0] / counts[1]
+    assert counts[0] / counts[1] <= Firefly().cost <= 1.3 * counts[0] / counts[1]
 
 
 def setting(name: str, baseline_epochs: float) -> Setting:

@@ -45,7 +45,7 @@ def spec(name: str, **others: Any) -> ModelSpec:
     return ModelSpec(name=name, arguments={**SMALL[name], **others})
 
 
-def lab(model: nn.Module, batches: int = 2, size: int = 8) -> GrowthContext:
+def context(model: nn.Module, batches: int = 2, size: int = 8) -> GrowthContext:
     """Batches of noise, with labels."""
     x = images(model, batches * size).split(size)
     labels = torch.arange(size) % 5
@@ -62,9 +62,9 @@ def grown(wide: ModelSpec, parent: nn.Module | None = None, **options: Any) -> t
     """The wide model, and its parent: one with telling weights and norm statistics."""
     parent = parent or randomized(rbdc.build(wide.scaled(0.5)), 1)
     method = GradMax(**options)
-    method.check(wide.scaled(0.5), wide)
+    method.check_model(wide)
     before = {key: tensor.clone() for key, tensor in parent.state_dict().items()}
-    result = method.grow([Parent(model=parent)], wide, lab(parent))
+    result = method.grow([Parent(model=parent)], wide, context(parent))
     assert all(torch.equal(tensor, before[key]) for key, tensor in parent.state_dict().items())
     assert result.record["proof_error"] < 1e-5
     return result.model, parent
@@ -143,7 +143,7 @@ def test_new_units_have_zero_incoming_weights_and_scaled_outgoing_ones(name: str
 @of_some
 def test_gradients_are_what_the_matrices_say(name: str) -> None:
     model, parent = grown(spec(name), norm_weight=0.1)  # the identity at any weight
-    units, at = units_of(spec(name).scaled(0.5)), lab(parent)
+    units, at = units_of(spec(name).scaled(0.5)), context(parent)
     found, expecting = gradients(model, at, units), matrices_of(parent.eval(), units.inner, at)
     for pair in units.inner:
         # GELU's slope at 0; and a stream of layer norms is sqrt 2 as large as the parent's
@@ -168,7 +168,7 @@ def test_no_random_outgoing_weights_give_larger_gradients(
 ) -> None:
     """A narrow MLP: with more units than outputs, any full turn of directions is as good."""
     model, parent = grown(spec(name, **others))
-    units, at = units_of(spec(name, **others).scaled(0.5)), lab(parent)
+    units, at = units_of(spec(name, **others).scaled(0.5)), context(parent)
     best = gradients(model, at, units)
     best_norms = {group: float(gradient.norm()) for group, gradient in best.items()}
     torch.manual_seed(0)
@@ -202,9 +202,9 @@ def test_directions_turn_by_turn() -> None:
 def test_all_new_units_move_at_the_first_step(name: str) -> None:
     """In training as it will be, batch norms with the batch's statistics."""
     model, parent = grown(spec(name))
-    units, batch = units_of(spec(name).scaled(0.5)), next(lab(parent).batches())
+    units, batch = units_of(spec(name).scaled(0.5)), next(context(parent).batches())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    lab(parent).loss(model.train(), batch).backward()
+    context(parent).loss(model.train(), batch).backward()
     optimizer.step()
     for pair in units.inner:
         rows = new_in(model.get_submodule(pair.first).weight, pair).flatten(1)
@@ -218,7 +218,7 @@ def test_all_new_units_move_at_the_first_step(name: str) -> None:
 def test_batches_are_summed_and_the_seed_decides() -> None:
     parent = randomized(rbdc.build(spec("resnet18d").scaled(0.5)), 1).eval()
     units = units_of(spec("resnet18d").scaled(0.5))
-    at = lab(parent)
+    at = context(parent)
     both = matrices_of(parent, units.inner, at)
     parts = [
         matrices_of(parent, units.inner, replace(at, batches=partial(iter, [batch])))
@@ -242,7 +242,7 @@ def test_batches_are_summed_and_the_seed_decides() -> None:
 def test_what_it_would_change_is_refused(name: str, others: dict[str, Any], part: str) -> None:
     wide = ModelSpec(name=name, arguments=others)
     with pytest.raises(ModelError, match=part):
-        GradMax().check(wide.scaled(0.5), wide)
+        GradMax().check_model(wide)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_looking_at_an_image_costs_no_more_than_is_paid(name: str, others: dict[
     wide = ModelSpec(name=name, arguments={"num_classes": 5, "img_size": 32, **others})
     parent = rbdc.build(wide.scaled(0.5)).eval()
     with FlopCounterMode(display=False) as counter:
-        matrices_of(parent, units_of(wide.scaled(0.5)).inner, lab(parent, 1, 2))
+        matrices_of(parent, units_of(wide.scaled(0.5)).inner, context(parent, 1, 2))
     paid = GradMax.cost * training_flops(forward_flops(wide), 1, 2)
     assert 0.1 * paid < counter.get_total_flops() <= paid
 

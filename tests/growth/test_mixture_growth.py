@@ -15,14 +15,19 @@ from rbdc.coupling import layout_of
 from rbdc.data import DataSet
 from rbdc.errors import PlanError
 from rbdc.growth import Setting, Trial, parse_protocol
-from rbdc.growth.mixture_growth import MixtureGrowth, Mixtures, new_blocks
+from rbdc.growth.mixture_growth import (
+    Mixture,
+    MixtureGrowth,
+    Templates,
+    mixtures_of,
+    new_blocks,
+)
 from rbdc.jobs.job import Context, execute
-from rbdc.jobs.layout import KEPT, MODEL
+from rbdc.jobs.layout import MODEL, SAVED_FOR_GROWTH
 from rbdc.jobs.method import Parent
 from rbdc.jobs.store import Store
 from rbdc.jobs.train import TrainJob
-from rbdc.models import export, load, spec_of
-from rbdc.models.templates import Mixed, folded, mixtures_of, use_templates
+from rbdc.models import export, fold_parametrizations, load, spec_of
 from rbdc.training import World, fit_to_data
 from rbdc.training.checkpoint import read_state
 from tests.support import QUICK, SMALL, TINY, images, logits, randomized, small_data, small_recipe
@@ -34,10 +39,10 @@ MODELS = [RESNET, "resnet50d", DEIT, "deit_tiny_distilled_patch16_224"]
 def member(name: str, count: int, seed: int) -> Parent:
     """A model of templates that has moved from where it started."""
     torch.manual_seed(seed)
-    model = use_templates(randomized(rbdc.build(name, 0.5, **SMALL[name]), seed), count)
+    model = Templates(count=count).apply(randomized(rbdc.build(name, 0.5, **SMALL[name]), seed))
     for part in model.parameters():
         part.data += 0.1 * torch.randn_like(part)
-    return Parent(model=folded(model), kept=(model.state_dict(), {}))
+    return Parent(model=fold_parametrizations(model), saved_for_growth=(model.state_dict(), {}))
 
 
 def members(name: str, count: int = 2) -> list[Parent]:
@@ -46,11 +51,12 @@ def members(name: str, count: int = 2) -> list[Parent]:
 
 def grow(parents: list[Parent], **options: Any) -> Any:
     wide = spec_of(parents[0].model).scaled(2)
-    return Mixtures(**options).grow(parents, wide, None).model  # type: ignore[arg-type]
+    return MixtureGrowth(**options).grow(parents, wide, None).model  # type: ignore[arg-type]
 
 
-def sets_of(parents: list[Parent]) -> Iterator[tuple[str, Mixed, Mixed]]:
-    first, second = (mixtures_of(parent.kept[0]) for parent in parents if parent.kept)
+def sets_of(parents: list[Parent]) -> Iterator[tuple[str, Mixture, Mixture]]:
+    saved = [parent.saved_for_growth for parent in parents]
+    first, second = (mixtures_of(state[0]) for state in saved if state)
     for name, mixed in first.items():
         yield name, mixed, second[name]
 
@@ -80,7 +86,7 @@ def test_four_blocks(name: str, count: int) -> None:
     assert seen > 4
 
 
-def coefficients(weight: Tensor, mixed: Mixed) -> Tensor:
+def coefficients(weight: Tensor, mixed: Mixture) -> Tensor:
     """By which the templates mix to this weight."""
     columns = torch.stack([template.flatten() for template in mixed.templates], dim=1)
     found: Tensor = torch.linalg.lstsq(columns, weight.flatten()[:, None]).solution[:, 0]
@@ -165,7 +171,8 @@ def test_the_published_schedule(data: DataSet) -> None:
     assert second.epochs / first.epochs == pytest.approx(74 / 90)
     assert first.schedule_epochs is None and second.schedule_epochs == first.epochs
     assert first.seed != second.seed and first.recipe == second.recipe == given.recipe
-    assert (first.templates, second.templates, wide.templates) == (2, 2, 0)
+    assert first.parametrization == second.parametrization == Templates(count=2)
+    assert wide.parametrization is None
     assert wide.warmup_epochs == 0 and wide.recipe.learning_rate == pytest.approx(0.02)
     assert max(wide.recipe.min_lr, wide.recipe.warmup_lr) < wide.recipe.learning_rate
 
@@ -197,8 +204,12 @@ def test_end_to_end(text: str, name: str, data: DataSet, tmp_path: Path) -> None
     parents = []
     for job in trainings(trial)[:2]:
         folder = shop.store.folder(job)
-        parents.append(Parent(model=load(folder / MODEL), kept=read_state(folder / KEPT)))
-        for mixed in mixtures_of(parents[-1].kept[0]).values():  # type: ignore[index]
+        parents.append(
+            Parent(
+                model=load(folder / MODEL), saved_for_growth=read_state(folder / SAVED_FOR_GROWTH)
+            )
+        )
+        for mixed in mixtures_of(parents[-1].saved_for_growth[0]).values():  # type: ignore[index]
             assert not torch.equal(mixed.coefficients, mixed.rows[0])  # they have learnt
     for weight, zeroth, first in sets_of(parents):
         for mixed, parent in ((zeroth, parents[0]), (first, parents[1])):

@@ -11,6 +11,8 @@ import pytest
 import rbdc
 from rbdc.errors import PlanError
 from rbdc.growth import OneParent, Setting, parse_protocol, protocols
+from rbdc.growth.mixture_growth import MixtureGrowth
+from rbdc.growth.net2net import Net2Net
 from rbdc.growth.rbdc import Rbdc
 from rbdc.jobs.job import Context, execute
 from rbdc.jobs.store import Store
@@ -45,6 +47,30 @@ def test_options_follow_a_colon() -> None:
         parse_protocol("net2nett")
 
 
+def small_setting() -> Setting:
+    data, recipe = small_data(), small_recipe()
+    spec = rbdc.ModelSpec(name="resnet18d", arguments=TINY["resnet18d"])
+    model = fit_to_data(spec, data, recipe)
+    return Setting(model=model, recipe=recipe, data=data, baseline_epochs=2.0)
+
+
+def test_equal_growth_has_equal_keys_whatever_option_split_the_budget() -> None:
+    """The setting's ratio of 2, given as an option too; another ratio has other parents."""
+    setting = small_setting()
+
+    def keys(text: str) -> list[str]:
+        nodes = parse_protocol(text).trial(setting, 1.0, seed=0).nodes
+        return [node.job.key for node in nodes]
+
+    for name in ("net2net", "gradmax", "firefly", "random"):
+        assert keys(name) == keys(f"{name}:2")
+        assert not set(keys(name)) & set(keys(f"{name}:1"))
+    assert Net2Net(ratio=1).content() == {"name": "net2net", "noise": 0.01}
+    assert Net2Net(noise=0).content() != Net2Net().content()
+    mixed = MixtureGrowth(ratio=True).content()
+    assert mixed == {"name": "mixture-growth", "templates": 2, "head": "mean"}
+
+
 @pytest.fixture
 def twins() -> Any:
     """The page's example, as the module it would be."""
@@ -57,10 +83,8 @@ def twins() -> Any:
 
 
 def test_the_pages_example_works(twins: Any, tmp_path: Path) -> None:
-    data, recipe = small_data(), small_recipe()
-    spec = rbdc.ModelSpec(name="resnet18d", arguments=TINY["resnet18d"])
-    model = fit_to_data(spec, data, recipe)
-    setting = Setting(model=model, recipe=recipe, data=data, baseline_epochs=2.0)
+    setting = small_setting()
+    data = setting.data
     protocol = twins.Twins()
     protocol.check(setting)
     trial = protocol.trial(setting, 1.0, seed=0)

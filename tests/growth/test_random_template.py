@@ -4,16 +4,16 @@ import pytest
 import torch
 
 from rbdc.coupling import Axes
-from rbdc.growth.random_template import FilledBlock, fill
+from rbdc.growth.random_template import RandomTemplate, fill
 from rbdc.models import ModelSpec
 from rbdc.training import Task, image_format, initial_weights
-from tests.growth.lab import SEED, grown, wide_spec
+from tests.growth.context import SEED, grown, wide_spec
 from tests.support import SMALL, small_data, small_recipe
 
 
 @pytest.mark.parametrize("name", list(SMALL))
 def test_the_parent_s_block_and_a_fresh_model_around_it(name: str) -> None:
-    model, parent = grown(FilledBlock(), name)
+    model, parent = grown(RandomTemplate(), name)
     spec, recipe = wide_spec(name), small_recipe()
     image = image_format(spec, recipe, small_data())
     task = Task(
@@ -33,7 +33,7 @@ def test_the_parent_s_block_and_a_fresh_model_around_it(name: str) -> None:
 
 
 def test_norm_statistics_outside_of_the_block_are_fresh() -> None:
-    model, parent = grown(FilledBlock(), "resnet50d")
+    model, parent = grown(RandomTemplate(), "resnet50d")
     state, narrow = model.state_dict(), parent.state_dict()
     for key in narrow:
         for end, fresh in (("running_mean", 0), ("running_var", 1)):
@@ -50,4 +50,4 @@ def test_packed_parts_need_not_be_equal() -> None:
 
 def test_it_takes_what_rbdc_takes() -> None:
     for name in ("seresnet50", "vit_giant_patch14_dinov2", "deit_base_distilled_patch16_224"):
-        FilledBlock().check(ModelSpec(name=name, width=0.5), ModelSpec(name=name))
+        RandomTemplate().check_model(ModelSpec(name=name))

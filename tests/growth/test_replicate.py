@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from rbdc.errors import ModelError
-from rbdc.growth.hypercloning import Cloning
-from rbdc.growth.net2net import Net2Wider
+from rbdc.growth.hypercloning import HyperCloning
+from rbdc.growth.net2net import Net2Net
 from rbdc.growth.replicate import Replication
 from rbdc.growth.units import units_of
 from rbdc.jobs.method import Parent
 from rbdc.models import ModelSpec
-from tests.growth.lab import LAB, SEED, grown, wide_spec
+from tests.growth.context import CONTEXT, SEED, grown, wide_spec
 from tests.support import SMALL, images, logits, parents
 
-METHODS = [Net2Wider, Cloning]
+METHODS = [Net2Net, HyperCloning]
 methods = pytest.mark.parametrize("method", METHODS)
 DISTILLED = "deit_tiny_distilled_patch16_224"
 
@@ -52,16 +52,16 @@ def both_heads(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 @methods
 def test_what_proves_it_is_recorded(method: type[Replication]) -> None:
     parent = parents(DISTILLED)[0]
-    record = method().grow([Parent(model=parent)], wide_spec(DISTILLED), LAB).record
+    record = method().grow([Parent(model=parent)], wide_spec(DISTILLED), CONTEXT).record
     assert record["proof_error"] < 1e-5 and record["norm_drift"] < 1e-5
 
 
 @pytest.mark.parametrize("name", [DISTILLED, "resnet50d", "resnet18"])
 def test_hypercloning_s_noise_cancels(name: str) -> None:
-    model, parent = grown(Cloning(noise=0.1), name)
+    model, parent = grown(HyperCloning(noise=0.1), name)
     x = images(parent)
     assert_close(logits(model, x), logits(parent, x))
-    plain = grown(Cloning(noise=0.0), name)[0].state_dict()
+    plain = grown(HyperCloning(noise=0.0), name)[0].state_dict()
     moved = [
         key for key, tensor in model.state_dict().items() if not torch.equal(tensor, plain[key])
     ]
@@ -71,7 +71,7 @@ def test_hypercloning_s_noise_cancels(name: str) -> None:
 
 @pytest.mark.parametrize("name", [DISTILLED, "resnet50d"])
 def test_net2net_s_noise_is_on_the_new_units_incoming_weights_alone(name: str) -> None:
-    before, after = (grown(Net2Wider(noise=noise), name)[0].state_dict() for noise in (0.0, 0.1))
+    before, after = (grown(Net2Net(noise=noise), name)[0].state_dict() for noise in (0.0, 0.1))
     for key, tensor in before.items():
         moved = after[key] - tensor
         if not (is_layer_weight(key, tensor) and "head" not in key and key != "fc.weight"):
@@ -101,7 +101,7 @@ def test_noise_is_the_seed_s(method: type[Replication]) -> None:
 def test_noise_breaks_the_symmetry_of_the_copies(name: str, layer: str) -> None:
     """Without it two copies have the same weights and gradients, and would for ever."""
     for noise in (0.0, 1e-2):
-        model, parent = grown(Cloning(noise=noise), name)
+        model, parent = grown(HyperCloning(noise=noise), name)
         weight, gradient = with_gradient(model, layer, images(parent))
         for tensor in (weight, gradient):
             old, new = tensor.chunk(2)
@@ -119,7 +119,7 @@ def with_gradient(model: nn.Module, layer: str, x: Tensor) -> tuple[Tensor, Tens
 
 def test_net2net_copies_random_units_and_keeps_the_old() -> None:
     units = units_of(wide_spec("resnet50d").scaled(0.5))
-    maps = Net2Wider().maps(units, SEED)
+    maps = Net2Net().maps(units, SEED)
     assert maps.keys() == units.groups.keys()
     for name, group in units.groups.items():
         assert maps[name].shape == (2 * group.units,) and maps[name].max() < group.units
@@ -128,13 +128,13 @@ def test_net2net_copies_random_units_and_keeps_the_old() -> None:
     assert any(len(set(chosen)) < len(chosen) for chosen in new.values()), "with replacement"
     alike = [name for name, group in units.groups.items() if group.units == 8]
     assert len({tuple(new[name]) for name in alike}) == len(alike) > 1, "a map for each group"
-    other = Net2Wider().maps(units, SEED + 1)
+    other = Net2Net().maps(units, SEED + 1)
     assert any(not torch.equal(chosen, other[name]) for name, chosen in maps.items())
 
 
 def test_net2net_has_every_unit_of_a_transformer_twice() -> None:
     units = units_of(ModelSpec(name="deit_tiny_patch16_224"))
-    maps = Net2Wider().maps(units, SEED)
+    maps = Net2Net().maps(units, SEED)
     for name, group in units.groups.items():
         assert maps[name].bincount().tolist() == [2] * group.units
         assert torch.equal(maps[name][: group.units], torch.arange(group.units))
@@ -142,7 +142,7 @@ def test_net2net_has_every_unit_of_a_transformer_twice() -> None:
 
 
 def test_hypercloning_is_four_halves_of_the_parent() -> None:
-    model, parent = grown(Cloning(noise=0.0), "resnet18d")
+    model, parent = grown(HyperCloning(noise=0.0), "resnet18d")
     half = parent.state_dict()["layer2.0.conv2.weight"] / 2
     row = torch.cat([half, half], dim=1)
     assert torch.equal(model.state_dict()["layer2.0.conv2.weight"], torch.cat([row, row]))
@@ -152,4 +152,4 @@ def test_hypercloning_is_four_halves_of_the_parent() -> None:
 def test_a_model_with_unknown_units_is_refused_before_training(method: type[Replication]) -> None:
     spec = ModelSpec(name="seresnet50")
     with pytest.raises(ModelError, match=r"layer1\.0\.se\.fc1\.weight"):
-        method().check(spec.scaled(0.5), spec)
+        method().check_model(spec)

@@ -5,7 +5,7 @@ import pytest
 from rbdc.errors import ModelError
 from rbdc.growth.units import units_of
 from rbdc.models import ModelSpec, build_meta
-from tests.growth.lab import wide_spec
+from tests.growth.context import wide_spec
 
 NAMES = [
     "resnet18d",

@@ -75,18 +75,18 @@ def test_standard_training_costs_what_the_tree_costs() -> None:
 
 def test_restart_and_carry(data: DataSet) -> None:
     restart, carry = (trainings(tree_of(data, transition=(name,))) for name in ("restart", "carry"))
-    assert all(job.task.anneal and not job.keeps for job in restart.values())
+    assert all(job.task.anneal and not job.saved_for_growth for job in restart.values())
     assert {job.task.warmup_epochs for job in restart.values()} == {1.0}
     assert {name for name, job in carry.items() if job.task.anneal} == {"target"}
-    assert {name for name, job in carry.items() if not job.keeps} == {"target"}
+    assert {name for name, job in carry.items() if not job.saved_for_growth} == {"target"}
     short = trainings(tree_of(data, transition=("carry",), carry_warmup_epochs=0.25))
     assert short["2.0"].task.warmup_epochs == 1.0 and short["1.0"].task.warmup_epochs == 0.25
 
 
 def test_a_transition_a_level_from_the_leaves_up(data: DataSet) -> None:
     jobs = trainings(tree_of(data, transition=("carry", "restart")))
-    assert not jobs["2.0"].task.anneal and jobs["2.0"].keeps == "optimizer"
-    assert jobs["1.0"].task.anneal and not jobs["1.0"].keeps
+    assert not jobs["2.0"].task.anneal and jobs["2.0"].saved_for_growth == "optimizer"
+    assert jobs["1.0"].task.anneal and not jobs["1.0"].saved_for_growth
     first, last = jobs["1.0"].initial, jobs["target"].initial
     assert first and last and first.method == Coupling(transition="carry")
     assert last.method == Coupling(transition="restart")

@@ -167,7 +167,9 @@ def test_a_broken_run_says_what_is_missing(browser: Browser, trained: Path, tmp_
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
     target = next(
-        job for job in copy.glob("jobs/resnet18d-w1-*") if (job / "kept").exists() is False
+        job
+        for job in copy.glob("jobs/resnet18d-w1-*")
+        if (job / "saved_for_growth").exists() is False
     )
     (target / "log.jsonl").write_text((target / "log.jsonl").read_text()[:-20])
     (target / "summary.csv").write_bytes(b"\xff\xfe")

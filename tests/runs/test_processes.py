@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from rbdc.errors import Interrupted
 from rbdc.training import World, join_world
 from rbdc.training.world import leave_world
-from tests.support import TINY, forked, started
 from tests.runs.test_run import EAGER, assert_same_model, run, small_tree
+from tests.support import TINY, forked, started
 
 DEIT = "deit_tiny_patch16_224"
 SETTINGS: dict[str, Any] = {

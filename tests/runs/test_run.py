@@ -19,14 +19,13 @@ from safetensors.torch import load_file
 
 import rbdc
 from rbdc.errors import DataError, Interrupted, RecipeError, RunError
-from rbdc.settings import Machine, Request
-from rbdc.jobs.engine import Event, Watcher
-from rbdc.jobs.job import Context, execute
-from rbdc.jobs.job import Job
-from rbdc.jobs.train import TrainJob
-from rbdc.jobs.lock import holder, locked
 from rbdc.experiments.train import Training, prepare
+from rbdc.jobs.engine import Event, Watcher
+from rbdc.jobs.job import Context, Job, execute
+from rbdc.jobs.lock import holder, locked
+from rbdc.jobs.train import TrainJob
 from rbdc.runs.record import differences
+from rbdc.settings import Machine, Request
 from tests.support import QUICK, TINY, folder_data, forked, small_recipe, started
 
 RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"
@@ -51,7 +50,9 @@ def small_tree(folder: Path, name: str = RESNET, **settings: Any) -> Training:
 def run(
     prepared: Training, output: Path, machine: Machine = QUICK, **options: Any
 ) -> dict[str, Any]:
-    result: dict[str, Any] = started(prepared, output, machine=machine, watch=lambda _event: None, **{"jobs": 1, **options})
+    result: dict[str, Any] = started(
+        prepared, output, machine=machine, watch=lambda _event: None, **{"jobs": 1, **options}
+    )
     return result
 
 
@@ -408,5 +409,12 @@ def test_another_engine_can_take_the_place_of_ours(
                         watch(Event(kind="finished", key=job.key))
                         done.add(job.key)
 
-    started(small_tree(folder), tmp_path / "run", machine=QUICK, watch=lambda _e: None, jobs=1, engine=Backwards())
+    started(
+        small_tree(folder),
+        tmp_path / "run",
+        machine=QUICK,
+        watch=lambda _e: None,
+        jobs=1,
+        engine=Backwards(),
+    )
     assert_same_model(straight, tmp_path / "run")

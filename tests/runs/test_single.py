@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from rbdc.errors import RunError
-from rbdc.report.run import run_status
-from rbdc.jobs.lock import locked
 from rbdc.experiments.train import Training
+from rbdc.jobs.lock import locked
 from rbdc.jobs.store import Store
-from tests.support import forked, started
+from rbdc.report.run import run_status
 from tests.runs.test_run import assert_same_model, run, small_tree
+from tests.support import forked, started
 
 
 def one(prepared: Training, name: str, output: Path, **places: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 
 from rbdc.data import DataSet
 from rbdc.errors import RecipeError
+from rbdc.growth.mixture_growth import Templates
 from rbdc.training import initial_weights
 from rbdc.training.optimizer import make_optimizer, make_schedule
 from tests.support import small_data, small_recipe, small_task
@@ -83,7 +84,7 @@ def test_no_decay_on_norms_biases_tokens_and_positions(data: DataSet) -> None:
 @pytest.mark.parametrize("name", ["resnet18d", DEIT])
 @pytest.mark.parametrize("spared", [True, False])
 def test_templates_decay_and_coefficients_never_do(name: str, spared: bool, data: DataSet) -> None:
-    task = replace(small_task(name, data), templates=3)
+    task = replace(small_task(name, data), parametrization=Templates(count=3))
     model = initial_weights(task).model
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = make_optimizer(model, small_recipe(filter_bias_and_bn=spared)).param_groups

@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rbdc.data import DataSet
 from rbdc.errors import Interrupted, TrainingError
+from rbdc.growth.mixture_growth import Templates
 from rbdc.training import Task, Trained, World, initial_weights
 from rbdc.training.state import State
 from tests.support import QUICK, folder_data, small_data, small_task, train
@@ -110,7 +111,11 @@ def test_in_memory(name: str, stops: tuple[int, ...], data: DataSet, tmp_path: P
 def test_weights_of_templates(
     name: str, stops: tuple[int, ...], data: DataSet, tmp_path: Path
 ) -> None:
-    task = replace(small_task(name, data, drop_path=0.2, **RICH), templates=2, schedule_epochs=4.0)
+    task = replace(
+        small_task(name, data, drop_path=0.2, **RICH),
+        parametrization=Templates(count=2),
+        schedule_epochs=4.0,
+    )
     straight = run(task, data, tmp_path / "straight")
     assert any("0.coefficients" in key for key in straight.state.saved()[0])
     assert_equal(straight, run(task, data, tmp_path / "stopped", *stops))

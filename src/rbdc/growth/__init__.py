@@ -1,7 +1,8 @@
-"""Growth: RBDC's rivals, and RBDC and standard training as protocols beside them.
+"""Protocols of a comparison: standard training, RBDC and its rivals.
 
-`protocol` is the signature of a protocol, `rbdc.jobs.method` that of widening. Every other file is
-one protocol, found by being here; `units` and `replicate` are what several of them need.
+`protocol` is the interface of a protocol, `rbdc.jobs.method` that of a growth method; a rival is
+one class that implements both. Each protocol has a file, or a package, of its own and is found by
+being here. `units` and `replicate` serve several rivals.
 """
 
 from collections.abc import Mapping
@@ -17,18 +18,18 @@ __all__ = ["OneParent", "Protocol", "Setting", "Trial", "parse_protocol", "proto
 
 @cache
 def protocols() -> Mapping[str, type[Protocol]]:
-    """Every protocol by name: each file here that defines one."""
+    """Return every protocol by name: those that a file or package here defines."""
     found: dict[str, type[Protocol]] = {}
     for module in iter_modules(__path__, f"{__name__}."):
         for value in vars(import_module(module.name)).values():
             is_protocol = isinstance(value, type) and issubclass(value, Protocol)
-            if is_protocol and value.__module__ == module.name and hasattr(value, "name"):
+            if is_protocol and hasattr(value, "name"):  # a base class has no name
                 found[value.name] = value
     return dict(sorted(found.items()))
 
 
 def parse_protocol(text: str) -> Protocol:
-    """A protocol as a user writes it: its name, and options after colons (rbdc:2:carry)."""
+    """Return the protocol that a user names, with options after colons (rbdc:2:carry)."""
     name, *words = text.strip().split(":")
     known = protocols()
     if name not in known:

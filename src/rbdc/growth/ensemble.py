@@ -1,6 +1,6 @@
-"""The ensemble of two narrow models: a reference, not a rival, for no wide model comes of it.
+"""Ensemble of two narrow models: a reference, not a rival, because no wide model comes out.
 
-What the trainings of RBDC's parents are worth by themselves, if the whole budget goes to them.
+It shows what the trainings of RBDC's parents reach alone, with the whole budget.
 """
 
 from collections.abc import Sequence
@@ -18,48 +18,43 @@ from rbdc.models import ModelSpec, check_steps
 
 
 class MeanOfLogits(nn.Module):
-    """Models side by side; what they give is the mean of their logits."""
+    """Several models that return the mean of their logits."""
 
     def __init__(self, *models: nn.Module) -> None:
         super().__init__()
         self.models = nn.ModuleList(models)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return the mean logits of all models."""
         return torch.stack([model(images) for model in self.models]).mean(dim=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaging(Method):
-    """Both parents as they are, in the wide model's place: to be judged, not to be trained on."""
+class Ensemble(Protocol, Method):
+    """Train two narrow models and average their logits, to be evaluated and not trained on."""
 
-    name: ClassVar[str] = "ensemble"
-    parents: ClassVar[int] = 2
-
-    def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:  # noqa: ARG002
-        return Grown(model=MeanOfLogits(*(parent.model for parent in parents)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ensemble(Protocol):
     name: ClassVar[str] = "ensemble"
     summary: ClassVar[str] = "two narrow models, half of the budget each; the mean of their logits"
 
     def check(self, setting: Setting) -> None:
+        """Refuse a model that has no half width."""
         check_steps(setting.model, 1)
 
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
+        """Return two equal trainings, and the ensemble as the target."""
         epochs = budget * setting.baseline_cost / (2 * setting.forward_flops(0.5))
-        names = ("1.0", "1.1")
-        members = tuple(
-            setting.training(name, seed, epochs, model=setting.narrow) for name in names
-        )
-        target = GrowJob(model=setting.model, parents=members, method=Averaging())
+        members = {
+            name: setting.training(name, seed, epochs, model=setting.narrow)
+            for name in ("1.0", "1.1")
+        }
+        target = GrowJob(model=setting.model, parents=tuple(members.values()), method=self)
         return Trial(
             nodes=(
-                *(
-                    Node(name=name, level=1, job=job)
-                    for name, job in zip(names, members, strict=True)
-                ),
+                *(Node(name=name, level=1, job=job) for name, job in members.items()),
                 Node(name="target", level=0, job=target),
             )
         )
+
+    def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:  # noqa: ARG002
+        """Return both parents in the place of the wide model."""
+        return Grown(model=MeanOfLogits(*(parent.model for parent in parents)))

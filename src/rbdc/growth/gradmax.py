@@ -1,25 +1,25 @@
-"""GradMax (Evci et al., ICLR 2022): new units that do nothing yet, and learn as fast as can be.
+"""GradMax (Evci et al., ICLR 2022): new units with zero function and the largest gradients.
 
-A new unit has zero incoming weights, so the wide model computes what its parent did. Its outgoing
-weights w are free, and decide the gradient that its incoming weights get: that is M w times the
-activation's slope at 0, where M adds up, over images and positions, the input of the layer before
-times the gradient at the output of the layer behind. The top right singular vectors of M maximise
-it; each is scaled to `scale` times the mean norm of the outgoing weights that are there.
+A new unit has zero incoming weights, so the wide model computes its parent's function. Its outgoing
+weights w are free and decide the gradient of its incoming weights: M w times the activation's slope
+at 0, where M sums, over images and positions, the input of the layer before times the gradient at
+the output of the layer after. The top right singular vectors of M maximise it;
+each is scaled to `scale` times the mean norm of existing outgoing weights.
 
 What the paper leaves open:
-- A turn of singular vectors may be shorter than the new units are many (an MLP's is, always). Each
-  further turn is the first one rotated at random among itself: the gradients' norm over a turn
-  stays, and no two units are equal, which would stay equal for ever.
-- A new head attends as one that is there: it has a copy of its queries and keys, and zero values.
-  (With zero queries and keys neither would ever get a gradient.) M is that head's own, of the input
-  as it mixes it; every channel of the head has its own singular vector.
-- Streams grow by the same rule: all that writes to their new half is zero. Who reads it, and there
-  are many, has random columns of that scaled norm: a best choice is defined for one reader only.
-- Zeros would change a layer norm's statistics. But it does not see the mean of its input: so that
-  is taken out of all that writes to the stream, which is then scaled by sqrt 2, and the norm's
-  weight by its inverse. The new half then changes neither mean nor variance, and the model is
-  exact, `eps` included.
-- A ReLU's slope at exactly 0 is 0 in torch: new channels of a batch norm have a tiny bias above.
+- M may have fewer singular vectors than there are new units (in an MLP it always has). The vectors
+  are then used in turns, and each further turn is a random rotation of the first: the norm of a
+  turn's gradients is the same, and no two units are equal, which would stay equal forever.
+- A new head attends like an existing one: it copies its queries and keys, and has zero values.
+  (With zero queries and keys, neither would ever get a gradient.) M is that head's own, of the
+  input as the head mixes it; every channel of the head has its own singular vector.
+- Streams grow by the same rule: whatever writes to their new half is zero. Many layers read it;
+  their new columns are random, of that scaled norm: an optimum is defined for one reader only.
+- Zeros would change a layer norm's statistics. But a layer norm ignores the mean of its input, so
+  the mean is taken out of whatever writes to the stream, which is then scaled by sqrt 2, and the
+  norm's weight by its inverse. The new half then changes neither mean nor variance, and the
+  function is preserved exactly, `eps` included.
+- torch's slope of ReLU at exactly 0 is 0, so new batch norm channels have a tiny positive bias.
 """
 
 import copy
@@ -41,29 +41,34 @@ from rbdc.data import Batch
 from rbdc.errors import ModelError
 from rbdc.growth.protocol import OneParent
 from rbdc.growth.units import Inner, Units, units_of
-from rbdc.jobs.method import Grown, GrowthContext, Method, Parent
+from rbdc.jobs.method import Grown, GrowthContext, Parent
 from rbdc.models import ModelSpec, build_empty, build_meta
 from rbdc.models.coupled import noise_image
 
-SPARK = 1e-7  # what lets a ReLU pass its gradient: far from seen in the logits, and no zero in fp16
+NEW_NORM_BIAS = 1e-7
+"""Makes ReLU pass gradients: too small to be seen in the logits, and not zero in fp16."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradMax(Method):
-    """Preserves its parent's function, batch norms in eval mode, and maximises new gradients."""
+class GradMax(OneParent):
+    """Preserve the parent's function, batch norms in eval mode, and maximise new gradients."""
 
     name: ClassVar[str] = "gradmax"
-    # Rather too much than too little: the parent's pass and its matrices M are 0.26 (DeiT) to 0.54
-    # (ResNet-18D) of the wide model's step.
+    summary: ClassVar[str] = "zero units whose outgoing weights maximise their gradients (GradMax)"
+    search: ClassVar[float] = 0.002
+    # An upper bound: the parent's pass and its matrices M are 0.26 (DeiT) to 0.54 (ResNet-18D) of
+    # the wide model's step.
     cost: ClassVar[float] = 1.0
     scale: float = 0.5
-    """Norm of new outgoing weights, relative to the mean of those that are there."""
+    """Norm of new outgoing weights, relative to the mean norm of existing ones."""
     norm_weight: float = 1.0
-    """Of new channels of a batch norm, their variance such that it is the identity. In training
-    the norm blows up whatever leaves zero: at 1, the paper's, the loss leaps at the second step and
-    comes down later; at 0.1 it hardly leaps, and new units learn more slowly."""
+    """Weight of new batch norm channels, whose variance makes them the identity. In training mode
+    the norm amplifies whatever leaves zero: at 1, the paper's value, the loss jumps at the second
+    step and recovers later; at 0.1 it hardly jumps, and new units learn more slowly."""
 
-    def check(self, narrow: ModelSpec, wide: ModelSpec) -> None:
+    def check_model(self, wide: ModelSpec) -> None:
+        """Refuse a model whose function would change."""
+        narrow = wide.scaled(0.5)
         for path, module in _obstacles(build_meta(narrow), units_of(narrow)):
             raise ModelError(
                 f"GradMax would change what {wide} computes: its {path} is {type(module).__name__}",
@@ -71,6 +76,7 @@ class GradMax(Method):
             )
 
     def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
+        """Measure M on the context's batches, add new units, and measure the function's error."""
         parent, units = parents[0].model, units_of(wide.scaled(0.5))
         model = _without_layer_scale(copy.deepcopy(parent).eval())
         matrices = matrices_of(model.to(context.device), units.inner, context)
@@ -92,7 +98,7 @@ class GradMax(Method):
     def _widened(
         self, model: nn.Module, units: Units, best: Mapping[str, Tensor], draw: torch.Generator
     ) -> dict[str, Tensor]:
-        """The parent's tensors with new units beside the old: columns first, then rows."""
+        """Return the parent's state with new units added: columns first, then rows."""
         result = {}
         for name, tensor in model.state_dict().items():
             path, _, attribute = name.rpartition(".")
@@ -114,12 +120,12 @@ class GradMax(Method):
         return result
 
     def _incoming(self, module: nn.Module, path: str, tensor: Tensor, attribute: str) -> Tensor:
-        """Of as many new units as there are: zero, and norms the identity."""
+        """Return a tensor's part for as many new units: zero, or an identity norm."""
         if isinstance(module, nn.BatchNorm2d):
             ready = {
                 "weight": self.norm_weight,
                 "running_var": self.norm_weight**2 - module.eps,
-                "bias": SPARK,
+                "bias": NEW_NORM_BIAS,
             }
             return torch.full_like(tensor, ready.get(attribute, 0.0))
         if isinstance(module, nn.LayerNorm) and attribute == "weight":
@@ -132,22 +138,14 @@ class GradMax(Method):
         return torch.zeros_like(tensor)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GradMaxProtocol(OneParent):
-    name: ClassVar[str] = "gradmax"
-    summary: ClassVar[str] = "zero units whose outgoing weights maximise their gradients (GradMax)"
-    search: ClassVar[float] = 0.002
-
-    def method(self) -> GradMax:
-        return GradMax()
-
-
 def directions(matrix: Tensor, count: int, draw: torch.Generator) -> Tensor:
-    """Unit rows w for which the norms |M w| are the largest, for orthogonal ones; turn by turn."""
+    """Return `count` unit vectors w: orthogonal ones with the largest norms |M w|, in turns."""
     _left, strengths, right = torch.linalg.svd(matrix, full_matrices=False)
     negligible = strengths[0] * max(matrix.shape) * torch.finfo(matrix.dtype).eps
     rank = int((strengths > negligible).sum())
-    turn = right[:rank] if rank else _rotation(matrix.shape[1], draw)  # no gradient: any will do
+    turn = (
+        right[:rank] if rank else _rotation(matrix.shape[1], draw)
+    )  # no gradient: any are optimal
     further = (_rotation(len(turn), draw) @ turn for _ in range((count - 1) // len(turn)))
     return torch.cat([turn, *further])[:count]
 
@@ -160,7 +158,10 @@ def _rotation(size: int, draw: torch.Generator) -> Tensor:
 def matrices_of(
     model: nn.Module, inner: Sequence[Inner], context: GrowthContext
 ) -> Mapping[str, Tensor]:
-    """M of each group, summed over the batches: one for each head, or one. Norms are frozen."""
+    """Return M of each group, summed over the batches: one per head, else one per group.
+
+    `model` is in eval mode, so that norm statistics are frozen.
+    """
     total: dict[str, Tensor] = {}
     for batch in context.batches():
         for pair, one in zip(inner, _of_batch(model, inner, context, batch), strict=True):
@@ -172,11 +173,12 @@ def matrices_of(
 def _of_batch(
     model: nn.Module, inner: Sequence[Inner], context: GrowthContext, batch: Batch
 ) -> list[Tensor]:
-    taken: dict[str, Tensor] = {}
-    given: dict[str, Tensor] = {}
+    """Return M of each group for one batch, from the layers' inputs and output gradients."""
+    inputs: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
 
-    def note(path: str, _module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-        taken[path], given[path] = inputs[0].detach(), output
+    def note(path: str, _module: nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
+        inputs[path], outputs[path] = arguments[0].detach(), output
 
     hooks = [
         model.get_submodule(path).register_forward_hook(partial(note, path))
@@ -187,14 +189,14 @@ def _of_batch(
     finally:
         for hook in hooks:
             hook.remove()
-    deltas = torch.autograd.grad(loss, [given[pair.second] for pair in inner])
+    deltas = torch.autograd.grad(loss, [outputs[pair.second] for pair in inner])
     result = []
     with torch.no_grad():
         for pair, delta in zip(inner, deltas, strict=True):
             first, second = (model.get_submodule(path) for path in (pair.first, pair.second))
-            owner, x = model.get_submodule(pair.first.rpartition(".")[0]), taken[pair.first]
+            owner, x = model.get_submodule(pair.first.rpartition(".")[0]), inputs[pair.first]
             if isinstance(first, nn.Conv2d) and isinstance(second, nn.Conv2d):
-                result.append(_of_convolutions(first, second, x, delta, taken[pair.second].shape))
+                result.append(_of_convolutions(first, second, x, delta, inputs[pair.second].shape))
             else:
                 mixed = _mixed(owner, x) if isinstance(owner, Attention) else x[:, None]
                 result.append(torch.einsum("bh...i,b...o->hio", mixed, delta))
@@ -202,7 +204,7 @@ def _of_batch(
 
 
 def _mixed(attention: Any, x: Tensor) -> Tensor:
-    """The input as each head mixes its tokens: (batch, heads, tokens, channels)."""
+    """Return the input as each head mixes its tokens: (batch, heads, tokens, channels)."""
     packed = attention.qkv(x).unflatten(-1, (3, attention.num_heads, attention.head_dim))
     query, key, _value = packed.permute(2, 0, 3, 1, 4)
     query, key = attention.q_norm(query), attention.k_norm(key)
@@ -213,11 +215,11 @@ def _mixed(attention: Any, x: Tensor) -> Tensor:
 def _of_convolutions(
     first: nn.Conv2d, second: nn.Conv2d, x: Tensor, delta: Tensor, hidden: torch.Size
 ) -> Tensor:
-    """M of a pair: (in, place in the first kernel) by (out, place in the second).
+    """Return M of a pair: (in, position in the first kernel) x (out, position in the second).
 
-    The paper's auxiliary kernel is the sum of both and sees what lies around the hidden map, where
-    the second layer has its padding. So take a column of M for what it is, the gradient of a unit
-    with a single outgoing weight of 1: that is exact at borders too.
+    The paper's auxiliary kernel, of size k1 + k2 - 1, reads beyond the border of the hidden map,
+    where the second layer sees its padding. So compute each column of M by its definition, as the
+    gradient of a unit with a single outgoing weight of 1: that is exact at borders too.
     """
     out, height, width = delta.shape[1], *second.kernel_size
     size = (out, first.in_channels, *first.kernel_size)
@@ -233,8 +235,10 @@ def _of_convolutions(
 
 
 def _without_layer_scale(model: Any) -> Any:
-    """The same function, with every LayerScale folded into the layer before: it acts on single
-    channels of the stream, from which the mean over channels could not be taken otherwise."""
+    """Fold every LayerScale into the layer before it, in place; the function is the same.
+
+    It scales single channels of the stream, so the mean over channels could not be removed before.
+    """
     for block in getattr(model, "blocks", ()):
         for layer, scale in ((block.attn.proj, block.ls1), (block.mlp.fc2, block.ls2)):
             if isinstance(scale, LayerScale):
@@ -246,7 +250,7 @@ def _without_layer_scale(model: Any) -> Any:
 
 
 def _half_of_stream(module: nn.Module, tensor: Tensor, axis: int, attribute: str) -> Tensor:
-    """A tensor on a stream of layer norms, made for one whose other half is zero."""
+    """Return a tensor of a layer-normed stream, adapted to a stream whose new half is zero."""
     if isinstance(module, nn.LayerNorm):
         return tensor / sqrt(2) if attribute == "weight" else tensor
     if isinstance(module, LayerScale):
@@ -257,7 +261,7 @@ def _half_of_stream(module: nn.Module, tensor: Tensor, axis: int, attribute: str
 def _outgoing(
     weight: Tensor, scale: float, vectors: Tensor | None, draw: torch.Generator
 ) -> Tensor:
-    """The columns of as many new units as there are, in these directions or random ones."""
+    """Return the columns of as many new units, in the given directions or random ones."""
     columns = weight.transpose(0, 1)
     if vectors is None:
         vectors = normalize(torch.randn(columns.flatten(1).shape, generator=draw))
@@ -267,7 +271,7 @@ def _outgoing(
 
 
 def _obstacles(model: nn.Module, units: Units) -> Iterator[tuple[str, nn.Module]]:
-    """What a zero unit would not pass as zero, or what is not linear between two layers."""
+    """Yield modules that do not map a zero unit to zero, or that M does not account for."""
     known = (nn.Linear, nn.Conv2d, LayerScale, nn.LayerNorm if units.layer_norm else nn.BatchNorm2d)
     for name, axes in units.axes.items():
         path = name.rpartition(".")[0]

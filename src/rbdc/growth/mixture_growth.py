@@ -1,18 +1,21 @@
 """MixtureGrowth (Pham et al., WACV 2024): new blocks are new mixtures of trained templates.
 
-Two narrow members train as mixtures of templates, each of its own set: W = sum_k c_k T_k. The wide
-layer is [[m0, m2], [m3, m1]]: the members on the diagonal; beside them set 0 and set 1 mixed by
-new coefficients. The authors' code draws templates too small (Kaiming's fan taken over the whole
-set) and sums the members' logits; here templates have their layer's scale, and logits are averaged.
+Two narrow members train as mixtures of templates, each with a set of its own: W = sum_k c_k T_k.
+The wide layer is [[m0, m2], [m3, m1]]: the members m0 and m1 on the diagonal, and new mixtures of
+set 0 (m2) and set 1 (m3) beside them. Two differences from the authors' code: they draw templates
+too small (Kaiming's fan over the whole set), and sum the members' logits. Here templates have their
+layer's scale, and logits are averaged.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
+from torch.nn.utils.parametrize import register_parametrization
 
 from rbdc.coupling import couple, couple_tensor, layout_of
 from rbdc.coupling.layout import heads_of
@@ -20,35 +23,92 @@ from rbdc.errors import PlanError
 from rbdc.growth.protocol import MEMBER_EPOCHS, WIDE_EPOCHS, Protocol, Setting, Trial
 from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.job import Node
-from rbdc.jobs.method import Grown, GrowthContext, Kept, Method, Parent
+from rbdc.jobs.method import NOT_IN_KEY, Grown, GrowthContext, Method, Parent, SavedForGrowth
 from rbdc.jobs.train import TrainJob
-from rbdc.models import ModelSpec, build_empty, check_steps
-from rbdc.models.templates import Mixed, mixtures_of
+from rbdc.models import ModelSpec, build_empty, check_steps, halves_layout, spec_of
+from rbdc.models.build import PARAMETRIZATIONS
 from rbdc.settings import Recipe
+from rbdc.training.task import Parametrization
 
-GROWN_RATE = 0.04  # of the recipe's learning rate, for the wide model: 0.004 of 0.1 on ImageNet
+GROWN_LR = 0.04
+"""Learning rate of the wide model, relative to the recipe's: 0.004 of 0.1 on ImageNet."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixtures(Method):
-    """Members on the diagonal, new mixtures of their templates beside it, the rest as coupled."""
+class MixtureGrowth(Protocol, Method):
+    """Train two members as mixtures, put them on the diagonal and new mixtures beside them."""
 
     name: ClassVar[str] = "mixture-growth"
-    parents: ClassVar[int] = 2
-    keeps: ClassVar[Kept] = "templates"
+    summary: ClassVar[str] = "two narrow models of templates; what is new in the wide mixes them"
+    words: ClassVar[str] = "ratio: equal members and a full schedule for the wide model"
+    saved_for_growth: ClassVar[SavedForGrowth] = "model"
+    templates: int = 2
+    """Templates per weight."""
     head: Literal["mean", "sum"] = "mean"
-    """Of the members' logits: the sum is the authors'; a mean keeps their scale."""
+    """How the members' logits are combined: the authors sum them; a mean preserves their scale."""
+    ratio: bool = field(default=False, metadata=NOT_IN_KEY)
+    """Use the setting's ratio of epochs and the whole recipe, not the published schedule."""
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Self:
+        """Return the protocol, with the setting's ratio if the word says so."""
+        if list(words) not in ([], ["ratio"]):
+            raise PlanError(
+                f"{cls.name} got {':'.join(words)}, expected {cls.words}", f"Say {cls.name}:ratio."
+            )
+        return cls(ratio=bool(words))
+
+    def check(self, setting: Setting) -> None:
+        """Refuse a model that has no half width."""
+        check_steps(setting.model, 1)
+
+    def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
+        """Return the members' trainings, the growth and the wide model's training."""
+        shares = (1.0, 1.0, setting.ratio) if self.ratio else (*MEMBER_EPOCHS, WIDE_EPOCHS)
+        narrow, wide = setting.forward_flops(0.5), setting.forward_flops()
+        cost = narrow * (shares[0] + shares[1]) + wide * shares[2]
+        epochs = [share * budget * setting.baseline_cost / cost for share in shares]
+        members = self._members(setting, seed, epochs)
+        grown = GrowJob(model=setting.model, parents=members, method=self)
+        recipe = setting.recipe if self.ratio else published_recipe(setting.recipe)
+        target = setting.training("target", seed, epochs[2], recipe=recipe, initial=grown)
+        return Trial(
+            nodes=(
+                *(Node(name=f"1.{i}", level=1, job=member) for i, member in enumerate(members)),
+                Node(name=f"{self.name} target", level=0, job=grown),
+                Node(name="target", level=0, job=target),
+            )
+        )
+
+    def _members(
+        self, setting: Setting, seed: int, epochs: Sequence[float]
+    ) -> tuple[TrainJob, ...]:
+        """Return the members' trainings; a shorter second one truncates the first's schedule."""
+        return tuple(
+            setting.training(
+                f"1.{index}",
+                seed,
+                epochs[index],
+                model=setting.narrow,
+                schedule_epochs=epochs[0] if epochs[index] < epochs[0] else None,
+                parametrization=Templates(count=self.templates),
+                saved_for_growth=self.saved_for_growth,
+            )
+            for index in (0, 1)
+        )
 
     def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:  # noqa: ARG002
+        """Couple the members, then fill the off-diagonal blocks of layers that have templates."""
         first, second = (parent.model for parent in parents)
         model = couple(first, second, into=build_empty(wide), allow_inexact=True)
         layout, state = layout_of(first, model), model.state_dict()
-        sets = [mixtures_of(_kept(parent)) for parent in parents]
+        sets = [mixtures_of(saved[0]) for parent in parents if (saved := parent.saved_for_growth)]
+        assert len(sets) == 2, "members save their templates"
         for name, zeroth in sets[0].items():
             axes = layout[name]
             assert axes.input_axis is not None, f"{name} is no layer's weight"
             diagonal = couple_tensor(*new_blocks(zeroth, sets[1][name]), axes)
-            # [[m2, 0], [0, m3]], its columns' halves exchanged, falls where the coupling is zero
+            # [[m2, 0], [0, m3]] with the halves of its columns exchanged: there the coupling is 0
             state[name] += diagonal.roll(diagonal.shape[axes.input_axis] // 2, axes.input_axis)
         if self.head == "sum":
             for name in heads_of(model):
@@ -57,88 +117,106 @@ class Mixtures(Method):
         return Grown(model=model)
 
 
-def _kept(parent: Parent) -> Mapping[str, Tensor]:
-    assert parent.kept, "members keep their templates"
-    return parent.kept[0]
+def published_recipe(recipe: Recipe) -> Recipe:
+    """Return the published recipe of the wide model: a cosine from a small rate, no warm-up."""
+    return replace(
+        recipe,
+        sched="cosine",
+        lr=GROWN_LR * recipe.learning_rate,
+        min_lr=GROWN_LR * recipe.min_lr,
+        warmup_lr=GROWN_LR * recipe.warmup_lr,
+        warmup_epochs=0.0,
+    )
 
 
-def new_blocks(first: Mixed, second: Mixed) -> tuple[Tensor, Tensor]:
-    """m2, of the first member's templates, and m3, of the second's.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mixture:
+    """A weight in its parts."""
+
+    templates: tuple[Tensor, ...]
+    coefficients: Tensor
+    rows: Tensor
+    """An orthogonal matrix; the coefficients started as its first row."""
+
+    def weight(self, coefficients: Tensor | None = None) -> Tensor:
+        """Return the mixture by its own coefficients, or by others."""
+        return _mix(self.coefficients if coefficients is None else coefficients, self.templates)
+
+
+def new_blocks(first: Mixture, second: Mixture) -> tuple[Tensor, Tensor]:
+    """Return m2, of the first member's templates, and m3, of the second's.
 
     m2's coefficients were drawn with its member's, orthogonal to them, and never trained. m3's are
-    the unit vector farthest from the other three, by squared cosines: orthogonal to them where
-    there are four templates or more.
+    the unit vector farthest from the other three by squared cosines: orthogonal to them if there
+    are four templates or more.
     """
     others = torch.stack([first.coefficients, second.coefficients, first.rows[1]])
     farthest = torch.linalg.svd(normalize(others, dim=1)).Vh[-1]
     return first.weight(first.rows[1]), second.weight(farthest)
 
 
+def mixtures_of(state: Mapping[str, Tensor]) -> dict[str, Mixture]:
+    """Return the mixtures in a model's state, by the names of their weights in the plain model."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in state.items():
+        if PARAMETRIZATIONS in key:
+            path, _, rest = key.partition(PARAMETRIZATIONS)
+            attribute, _, part = rest.partition(".")
+            found.setdefault(f"{path}.{attribute}", {})[part] = tensor
+    return {
+        name: Mixture(
+            templates=tuple(parts[f"original{k}"] for k in range(len(parts["0.rows"]))),
+            coefficients=parts["0.coefficients"],
+            rows=parts["0.rows"],
+        )
+        for name, parts in found.items()
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
-class MixtureGrowth(Protocol):
-    name: ClassVar[str] = "mixture-growth"
-    summary: ClassVar[str] = "two narrow models of templates; what is new in the wide mixes them"
-    words: ClassVar[str] = "ratio: equal members and a full schedule for the wide model"
-    templates: int = 2
-    """Of each weight."""
-    ratio: bool = False
-    """The setting's ratio of epochs and the whole recipe, instead of the published schedule."""
+class Templates(Parametrization):
+    """Make each weight a mixture of `count` templates with a trainable coefficient each.
 
-    @classmethod
-    def parse(cls, words: Sequence[str]) -> Self:
-        if list(words) not in ([], ["ratio"]):
-            raise PlanError(
-                f"{cls.name} got {':'.join(words)}, expected {cls.words}", f"Say {cls.name}:ratio."
-            )
-        return cls(ratio=bool(words))
+    Only layers whose inputs and outputs both scale with the width have templates: all but the first
+    convolution or patch embedding, and the heads. Templates are drawn Kaiming-normal; coefficients
+    have no weight decay.
+    """
 
-    def check(self, setting: Setting) -> None:
-        check_steps(setting.model, 1)
+    name: ClassVar[str] = "templates"
 
-    def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
-        shares = (1.0, 1.0, setting.ratio) if self.ratio else (*MEMBER_EPOCHS, WIDE_EPOCHS)
-        narrow, wide = setting.forward_flops(0.5), setting.forward_flops()
-        cost = narrow * (shares[0] + shares[1]) + wide * shares[2]
-        epochs = [share * budget * setting.baseline_cost / cost for share in shares]
-        members = self._members(setting, seed, epochs)
-        method = Mixtures()
-        grown = GrowJob(model=setting.model, parents=members, method=method)
-        recipe = setting.recipe if self.ratio else gentle(setting.recipe)
-        target = setting.training("target", seed, epochs[2], recipe=recipe, initial=grown)
-        return Trial(
-            nodes=(
-                *(Node(name=f"1.{i}", level=1, job=member) for i, member in enumerate(members)),
-                Node(name=f"{method.name} target", level=0, job=grown),
-                Node(name="target", level=0, job=target),
-            )
-        )
-
-    def _members(
-        self, setting: Setting, seed: int, epochs: Sequence[float]
-    ) -> tuple[TrainJob, TrainJob]:
-        """The second follows the first's schedule, and may end before it does."""
-        first, second = (
-            setting.training(
-                f"1.{index}",
-                seed,
-                epochs[index],
-                model=setting.narrow,
-                schedule_epochs=epochs[0] if epochs[index] < epochs[0] else None,
-                templates=self.templates,
-                keeps=Mixtures.keeps,
-            )
-            for index in (0, 1)
-        )
-        return first, second
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Replace the weights of a plain model by mixtures of new templates, in place."""
+        assert self.count > 1, "growth needs a second row of coefficients"
+        for name, axes in halves_layout(spec_of(model).scaled(2)).items():
+            if axes.input_axis is not None and len(axes.scaled) == 2:
+                path, _, attribute = name.rpartition(".")
+                register_parametrization(model.get_submodule(path), attribute, _Mix(self.count))
+        owner: Any = model
+        free = {name for name, _ in model.named_parameters() if name.endswith(".0.coefficients")}
+        free |= set(owner.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
+        owner.no_weight_decay = lambda: free  # for timm: not every recipe excludes all vectors
+        return model
 
 
-def gentle(recipe: Recipe) -> Recipe:
-    """The published training of the wide model: a cosine from a small rate, without warm-up."""
-    return replace(
-        recipe,
-        sched="cosine",
-        lr=GROWN_RATE * recipe.learning_rate,
-        min_lr=GROWN_RATE * recipe.min_lr,
-        warmup_lr=GROWN_RATE * recipe.warmup_lr,
-        warmup_epochs=0.0,
-    )
+class _Mix(nn.Module):
+    """torch's parametrization of a weight as a mixture."""
+
+    rows: Tensor
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.register_buffer("rows", nn.init.orthogonal_(torch.empty(count, count)))
+        self.coefficients = nn.Parameter(self.rows[0].clone())
+
+    def forward(self, *templates: Tensor) -> Tensor:
+        return _mix(self.coefficients, templates)
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """Return new templates. torch asks for parts of `weight`, whose values are not used."""
+        return tuple(nn.init.kaiming_normal_(torch.empty_like(weight)) for _ in self.rows)
+
+
+def _mix(coefficients: Tensor, templates: Sequence[Tensor]) -> Tensor:
+    terms = (c * t for c, t in zip(coefficients, templates, strict=True))
+    mixed: Tensor = reduce(torch.add, terms)
+    return mixed

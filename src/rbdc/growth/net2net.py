@@ -1,4 +1,4 @@
-"""Net2Net, wider (Chen et al., 2016): new units are copies of existing ones, chosen at random."""
+"""Net2Net, wider (Chen et al., ICLR 2016): new units are copies of randomly chosen units."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,22 +7,23 @@ import torch
 from torch import Tensor
 
 from rbdc.data.randomness import generator
-from rbdc.growth.protocol import OneParent
 from rbdc.growth.replicate import Replication
 from rbdc.growth.units import Units
 
 
 @dataclass(frozen=True, kw_only=True)
-class Net2Wider(Replication):
-    """Each new unit copies a random one; the wide model is its parent's function, but for noise.
+class Net2Net(Replication):
+    """Copy random units; up to the noise, the wide model computes its parent's function.
 
-    Of a transformer every unit is copied exactly once: its layer norms take their statistics over
-    the units, which must keep their shares.
+    In a transformer every unit is copied exactly once. Its layer norms compute statistics over the
+    units, so each unit must keep its weight in them.
     """
 
     name: ClassVar[str] = "net2net"
+    summary: ClassVar[str] = "one narrow model; the wide one has random units of it twice"
 
     def maps(self, units: Units, seed: int) -> dict[str, Tensor]:
+        """Return the identity for the first half of each group, and random units for the second."""
         chosen = {}
         for name, group in units.groups.items():
             n, draws = group.units, generator(seed, "units", name)
@@ -33,12 +34,3 @@ class Net2Wider(Replication):
             )
             chosen[name] = torch.cat([torch.arange(n), new])
         return chosen
-
-
-@dataclass(frozen=True, kw_only=True)
-class Net2Net(OneParent):
-    name: ClassVar[str] = "net2net"
-    summary: ClassVar[str] = "one narrow model; the wide one has random units of it twice"
-
-    def method(self) -> Net2Wider:
-        return Net2Wider()

@@ -1,13 +1,13 @@
-"""A protocol: one way to spend a budget on a trained wide model.
+"""The interface of a protocol: one way to spend a training budget on a wide model.
 
-Every protocol has this one signature, so that comparing them is a loop: a setting, a budget and a
-seed in; jobs out, the narrow models' among them, because everyone pays for his parents.
+Every protocol takes a setting, a budget and a seed, and returns jobs. The trainings of the narrow
+models are among them: every protocol pays for its parents.
 """
 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
@@ -15,7 +15,7 @@ from rbdc.data import DataSet, ImageFormat, derive_seed
 from rbdc.errors import PlanError
 from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.job import Node
-from rbdc.jobs.method import Kept, Method
+from rbdc.jobs.method import NOT_IN_KEY, Method, SavedForGrowth
 from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, check_steps
 from rbdc.plan import CounterName, Plan, forward_flops, training_flops
@@ -86,7 +86,7 @@ class Setting:
         *,
         model: ModelSpec | None = None,
         initial: GrowJob | None = None,
-        keeps: Kept = "",
+        saved_for_growth: SavedForGrowth = "",
         **options: Any,
     ) -> TrainJob:
         """Return the training of a model by its name in the tree, such as 1.0 or target.
@@ -111,7 +111,7 @@ class Setting:
             data=self.data,
             initial=initial,
             teacher=self.teacher,
-            keeps=keeps,
+            saved_for_growth=saved_for_growth,
             counter=self.counter,
         )
 
@@ -155,81 +155,80 @@ class Protocol(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    """What it does, in a line."""
+    """What the protocol does, in one line."""
     words: ClassVar[str] = ""
-    """What may follow its name after colons, in a line; empty if nothing may."""
+    """What may follow the name after colons, in one line; empty for no options."""
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Self:
-        """The protocol with the options that follow its name."""
+        """Return the protocol with the options that follow its name."""
         if words:
             raise PlanError(
                 f"{cls.name} takes no options, and got {':'.join(words)}", f"Say {cls.name}."
             )
         return cls()
 
-    def check(self, setting: Setting) -> None:  # noqa: B027 - some fit every model
+    def check(self, setting: Setting) -> None:  # noqa: B027 - some protocols fit every model
         """Refuse a model that the protocol does not fit, with the reason."""
 
     @abstractmethod
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
-        """The jobs that spend `budget`, everything counted."""
+        """Return the jobs that spend `budget`, parents included."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneParent(Protocol):
+class OneParent(Protocol, Method):
     """Train a model of half the width, widen it, train on: what most growth methods do."""
 
     words: ClassVar[str] = (
         "the wide model's epochs over its parent's: a number, paper, or single-parent"
     )
-    ratio: float | None = None
-    """By default the setting's."""
     search: ClassVar[float] = 0.0
-    """Training images that the method looks at, as a share of the wide model's."""
+    """Training images that `grow` looks at, as a fraction of those the wide model trains on."""
+    ratio: float | None = field(default=None, metadata=NOT_IN_KEY)
+    """Epochs of the wide model over its parent's; None takes the setting's."""
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Self:
+        """Return the protocol with its ratio: a number, or the name of a published one."""
         known = {
             "paper": WIDE_EPOCHS / sum(MEMBER_EPOCHS),
             "single-parent": SINGLE_PARENT_EPOCHS / MEMBER_EPOCHS[0],
         }
-        match words:
-            case []:
-                return cls()
-            case [word] if word in known:
-                return cls(ratio=known[word])
-            case [word]:
-                try:
-                    return cls(ratio=float(word))
-                except ValueError:
-                    pass
-        raise PlanError(
-            f"{cls.name} got {':'.join(words)}, expected {cls.words}",
-            f"For example {cls.name}:0.5.",
-        )
-
-    @abstractmethod
-    def method(self) -> Method:
-        """How it widens."""
+        if not words:
+            return cls()
+        try:
+            (word,) = words
+            return cls(ratio=known[word] if word in known else float(word))
+        except ValueError:  # several words, or no number
+            raise PlanError(
+                f"{cls.name} got {':'.join(words)}, expected {cls.words}",
+                f"For example {cls.name}:0.5.",
+            ) from None
 
     def check(self, setting: Setting) -> None:
+        """Refuse a model that has no half width or that the method cannot widen."""
         check_steps(setting.model, 1)
-        self.method().check(setting.model.scaled(0.5), setting.model)
+        self.check_model(setting.model)
+
+    def check_model(self, wide: ModelSpec) -> None:
+        """Refuse a model that the method cannot widen, by its shapes alone."""
 
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
-        method = self.method()
+        """Return the parent's training, the widening and the wide model's training."""
         ratio = self.ratio if self.ratio is not None else setting.ratio
         both = setting.forward_flops(0.5) + ratio * setting.forward_flops()
-        epochs = budget * setting.baseline_cost / both  # the same for all who have one parent
-        parent = setting.training("1.0", seed, epochs, model=setting.narrow, keeps=method.keeps)
+        epochs = budget * setting.baseline_cost / both  # the same for every one-parent method
+        parent = setting.training(
+            "1.0", seed, epochs, model=setting.narrow, saved_for_growth=self.saved_for_growth
+        )
         wide_steps = ratio * epochs * setting.steps_per_epoch
         steps = max(1, round(self.search * wide_steps)) if self.search else 0
-        wide_epochs = (wide_steps - steps * method.cost) / setting.steps_per_epoch
+        wide_epochs = (wide_steps - steps * self.cost) / setting.steps_per_epoch
         grown = GrowJob(
             model=setting.model,
             parents=(parent,),
-            method=method,
+            method=self,
             seed=derive_seed(seed, "grow", 0, 0),
             images=steps * setting.recipe.batch_size,
         )
@@ -237,7 +236,7 @@ class OneParent(Protocol):
         return Trial(
             nodes=(
                 Node(name="1.0", level=1, job=parent),
-                Node(name=f"{method.name} target", level=0, job=grown),
+                Node(name=f"{self.name} target", level=0, job=grown),
                 Node(name="target", level=0, job=target),
             )
         )

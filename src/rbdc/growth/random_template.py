@@ -1,4 +1,4 @@
-"""Random template: one trained parent in a wide model that is otherwise as it begins."""
+"""Random template: one trained parent inside a wide model that is otherwise random."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,21 +10,27 @@ from torch import Tensor
 from rbdc.coupling import Axes, layout_of
 from rbdc.data import derive_seed
 from rbdc.growth.protocol import OneParent
-from rbdc.jobs.method import Grown, GrowthContext, Method, Parent
+from rbdc.jobs.method import Grown, GrowthContext, Parent
 from rbdc.models import ModelSpec, build, halves_layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilledBlock(Method):
-    """The parent fills the first half of every wide axis, norm statistics included; the rest has
-    the architecture's own initialisation, drawn from the seed. What is not wide is the parent's."""
+class RandomTemplate(OneParent):
+    """Put the parent into the first half of every scaled axis, norm statistics included.
+
+    The rest has the architecture's own initialisation. Tensors without a scaled axis are the
+    parent's. In MixtureGrowth's terms, the second member is never trained.
+    """
 
     name: ClassVar[str] = "random"
+    summary: ClassVar[str] = "one narrow model, in a wide one that is otherwise random"
 
-    def check(self, narrow: ModelSpec, wide: ModelSpec) -> None:  # noqa: ARG002
+    def check_model(self, wide: ModelSpec) -> None:
+        """Refuse a model whose tensors have no known halves."""
         halves_layout(wide)
 
     def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
+        """Return a fresh wide model, drawn from the seed, with the parent's block filled in."""
         (parent,) = (parent.model for parent in parents)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(context.seed, "weights"))
@@ -37,19 +43,13 @@ class FilledBlock(Method):
 
 @torch.no_grad()
 def fill(wide: Tensor, narrow: Tensor, axes: Axes) -> None:
-    """Put the narrow tensor where the wide one begins; each of q, k, v where its part begins."""
+    """Copy `narrow` into the leading block of `wide`, or of each of q, k and v if they are packed.
+
+    Packed parts may differ in size.
+    """
     parts = [(wide, narrow)]
     if axes.packed:
         halves = narrow.split(axes.packed)
         parts = list(zip(wide.split([2 * len(half) for half in halves]), halves, strict=True))
     for part, block in parts:
         part[tuple(slice(size) for size in block.shape)].copy_(block)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RandomTemplate(OneParent):
-    name: ClassVar[str] = "random"
-    summary: ClassVar[str] = "one narrow model, in a wide one that is otherwise random"
-
-    def method(self) -> FilledBlock:
-        return FilledBlock()

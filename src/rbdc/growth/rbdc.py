@@ -17,7 +17,7 @@ from rbdc.errors import CouplingError, PlanError, RecipeError
 from rbdc.growth.protocol import Protocol, Setting, TransitionName, Trial
 from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.job import Node
-from rbdc.jobs.method import Grown, GrowthContext, Kept, Method, Parent, State
+from rbdc.jobs.method import Grown, GrowthContext, Method, Parent, SavedForGrowth, State
 from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, build, build_empty, check_steps
 from rbdc.models.coupled import noise_image
@@ -29,7 +29,6 @@ class Coupling(Method):
     """Block-diagonal coupling of two models of half the width (Eq. 1)."""
 
     name: ClassVar[str] = "coupling"
-    parents: ClassVar[int] = 2
     transition: TransitionName
     off_diagonal: OffDiagonal = "zero"
     allow_inexact: bool = False
@@ -40,7 +39,7 @@ class Coupling(Method):
         return self.transition == "carry"
 
     @property
-    def keeps(self) -> Kept:  # type: ignore[override]
+    def saved_for_growth(self) -> SavedForGrowth:  # type: ignore[override]
         """What the parents save: the optimizer state, where it is carried over."""
         return "optimizer" if self.carries else ""
 
@@ -64,7 +63,7 @@ class Coupling(Method):
             )
         optimizer = None
         if self.carries:
-            left, right = (parent.kept for parent in parents)
+            left, right = (parent.saved_for_growth for parent in parents)
             assert left and right, "parents of a carrying coupling save their optimizer state"
             optimizer = carried_optimizer(left, right, layout_of(first, model))
         record = {"proof_error": proof.error, "norm_drift": proof.drift, "exact": proof.holds}
@@ -170,7 +169,7 @@ class Rbdc(Protocol):
                     model=stage.model,
                     anneal=out_of is None or not out_of.carries,
                     initial=initial,
-                    keeps=out_of.keeps if out_of else "",
+                    saved_for_growth=out_of.saved_for_growth if out_of else "",
                     **own,
                 )
                 trained.append(Node(name=name, level=stage.level, job=job))

@@ -1,7 +1,7 @@
-"""Widen a model by copying its units, so that it stays the same function: Net2Net and its kin.
+"""Widen a model by copying its units so that its function is preserved: Net2Net, HyperCloning.
 
-A map gives, for each unit of a wide group, the narrow unit that it copies. A group has one map,
-used in every tensor that has the group, so that all who write to a stream or read from it agree.
+A map gives the narrow unit that each unit of a wide group copies. A group has one map, used in
+every tensor that contains the group, so that all layers that write to or read from it agree.
 """
 
 from abc import abstractmethod
@@ -13,44 +13,49 @@ from torch import Tensor, nn
 
 from rbdc.coupling import verify_coupling
 from rbdc.data.randomness import generator
+from rbdc.growth.protocol import OneParent
 from rbdc.growth.units import Units, units_of
-from rbdc.jobs.method import Grown, GrowthContext, Method, Parent
+from rbdc.jobs.method import Grown, GrowthContext, Parent
 from rbdc.models import ModelSpec, build_empty
 from rbdc.models.coupled import noise_image
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replication(Method):
-    """Copy every unit at least once, then let the copies differ a little: equal ones would have
-    equal gradients, and stay equal for ever."""
+class Replication(OneParent):
+    """Copy every unit at least once, then perturb the copies.
+
+    Without noise, copies would have equal gradients and stay equal forever.
+    """
 
     noise: float = 1e-2
-    """On weights that copies take their input by: its std, relative to that of the layer's."""
+    """Standard deviation of the noise on weights, relative to that of the layer's weights."""
 
     @abstractmethod
     def maps(self, units: Units, seed: int) -> dict[str, Tensor]:
-        """For each group, what its wide units copy; those of the first half, themselves."""
+        """Return the map of each group; its first half is the identity."""
 
     @torch.no_grad()
     def perturb(self, model: nn.Module, units: Units, seed: int) -> None:
-        """Let the new units, the second half of each group, take their input a little otherwise."""
+        """Add noise to the incoming weights of new units, the second half of each group."""
         for name, weight in model.state_dict().items():
-            given = units.axes[name][0] if units.input_axes[name] is not None else None
-            if given is None:
+            out_axis = units.axes[name][0] if units.input_axes[name] is not None else None
+            if out_axis is None:
                 continue  # a norm, a token, a bias; or a head, whose outputs are not new
             std, draws = self.noise * weight.std(), generator(seed, "noise", name)
-            for part in weight.chunk(given.parts):
+            for part in weight.chunk(out_axis.parts):
                 new = part[len(part) // 2 :]
                 new += std * torch.randn(new.shape, generator=draws)
 
-    def check(self, narrow: ModelSpec, wide: ModelSpec) -> None:  # noqa: ARG002
-        units_of(narrow)
+    def check_model(self, wide: ModelSpec) -> None:
+        """Refuse a model whose units are not known."""
+        units_of(wide.scaled(0.5))
 
     def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
+        """Copy units, measure how exactly the function is preserved, then perturb."""
         (parent,) = (parent.model for parent in parents)
         units = units_of(wide.scaled(0.5))
         model = replicate(parent, wide, units, self.maps(units, context.seed))
-        # A model is the mean of itself and itself: what proves a coupling proves this as well.
+        # The parent is the mean of itself and itself, so the proof of a coupling applies.
         proof = verify_coupling(parent, parent, model, noise_image(model))
         self.perturb(model, units, context.seed)
         return Grown(model=model, record={"proof_error": proof.error, "norm_drift": proof.drift})
@@ -60,10 +65,10 @@ class Replication(Method):
 def replicate(
     parent: nn.Module, wide: ModelSpec, units: Units, maps: Mapping[str, Tensor]
 ) -> nn.Module:
-    """The wide model that copies its parent's units by the maps, and is the same function.
+    """Return a wide model that copies its parent's units by the maps and has the same function.
 
-    Where a layer takes its input, a unit that is there k times counts 1/k each time. With layer
-    norms the function is the same only if every unit is there equally often.
+    On a layer's input axis, a unit with k copies is divided by k. With layer norms the function is
+    the same only if every unit has equally many copies.
     """
     state = {}
     for name, tensor in parent.state_dict().items():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rbdc.data import EvaluationBatches, TrainingBatches
 from rbdc.jobs.job import FORMAT, Context, Job
-from rbdc.jobs.layout import KEPT, MODEL, START
+from rbdc.jobs.layout import MODEL, SAVED_FOR_GROWTH, START
 from rbdc.jobs.method import GrowthContext, Method, Parent
 from rbdc.jobs.train import TrainJob, bytes_of
 from rbdc.models import ModelSpec, load
@@ -75,7 +75,7 @@ class GrowJob(Job):
 
     def result_bytes(self) -> int:
         """Return the bytes of the weights, and of two moments where they are carried over."""
-        return self.model_bytes * (1 + 2 * bool(self.method.keeps))
+        return self.model_bytes * (1 + 2 * bool(self.method.saved_for_growth))
 
     def run(
         self,
@@ -84,10 +84,13 @@ class GrowJob(Job):
         stopped: Callable[[], bool],  # noqa: ARG002
     ) -> dict[str, Any]:
         """Grow the wide model, evaluate it before any step, and write where training starts."""
-        began, saved = time.monotonic(), self.method.keeps
+        began, saved = time.monotonic(), self.method.saved_for_growth
         store, machine, world = context.store, context.machine, context.world
         parents = [
-            Parent(model=load(folder / MODEL), kept=read_state(folder / KEPT) if saved else None)
+            Parent(
+                model=load(folder / MODEL),
+                saved_for_growth=read_state(folder / SAVED_FOR_GROWTH) if saved else None,
+            )
             for folder in map(store.folder, self.parents)
         ]
         device = torch_device(machine, world.local_rank)

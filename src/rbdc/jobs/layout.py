@@ -14,7 +14,7 @@ RUN/
       lease             on a cluster: which attempt at the job may write here
       model/            the trained model, as timm loads it; ema/ and best/ likewise
       start/            of a growth job: where the wide model's training starts
-      kept/             saved for growth: the optimizer state, where it is carried over
+      saved_for_growth/ state beside the weights that the method which widens this model needs
       checkpoints/      of an unfinished training
       summary.csv, log.jsonl, blocks.jsonl, tensorboard/
       predictions/      of a detector: what it finds in the validation images, in COCO's format
@@ -25,6 +25,6 @@ RUN/
 
 RUN, RESULT, LOCK, JOBS = "run.json", "result.json", "run.lock", "jobs"
 JOB, FAILED, PROGRESS = "job.json", "failed.json", "progress.json"
-MODEL, AVERAGE, START, KEPT = "model", "ema", "start", "kept"
+MODEL, AVERAGE, START, SAVED_FOR_GROWTH = "model", "ema", "start", "saved_for_growth"
 CHECKPOINTS, LEASE = "checkpoints", "lease"
 PREDICTIONS, SCORES, SHEET, WEIGHTS = "predictions", "scores.json", "sheet.png", "weights.json"

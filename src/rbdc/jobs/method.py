@@ -1,11 +1,11 @@
-"""How a wide model begins: the one signature that RBDC's coupling has, and every rival of it.
+"""Growth methods: the interface by which a GrowJob widens trained models.
 
-Trained parents in, initialised wide model out; and what it costs beside its parents.
+RBDC's coupling and every rival implement it: trained parents in, initialised wide model out.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,10 +14,14 @@ from torch import Tensor, nn
 from rbdc.data import Batch
 from rbdc.models import ModelSpec
 
-Kept = Literal["", "optimizer", "templates"]
-"""What a parent's training keeps beside its weights, for a method that needs it."""
+SavedForGrowth = Literal["", "optimizer", "model"]
+"""State that a parent's training saves beside its exported weights: none, the optimizer's, or the
+model's own, in which parametrized weights are still in their parts."""
 State = tuple[Mapping[str, Tensor], Mapping[str, Any]]
-"""Tensors by name, and facts."""
+"""Tensors by name, and values for JSON."""
+NOT_IN_KEY = {"in_key": False}
+"""Metadata of an option that does not decide the grown model. What it decides is in the parents'
+keys already, so that equal growth jobs have equal keys whichever options asked for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +29,8 @@ class Parent:
     """A trained narrow model."""
 
     model: nn.Module
-    kept: State | None = None
+    saved_for_growth: State | None = None
+    """The state that the method's `saved_for_growth` names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,41 +40,38 @@ class GrowthContext:
     seed: int
     device: torch.device
     batches: Callable[[], Iterator[Batch]]
-    """Training batches on that device, in the same order at every call; as many as the job pays
-    for."""
+    """Return the training batches that the job pays for, on `device`, in the same order at every
+    call."""
     loss: Callable[[nn.Module, Batch], Tensor]
-    """The recipe's objective: what training will minimise."""
+    """The recipe's training objective."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grown:
-    """What a method gives."""
+    """The result of a growth method."""
 
     model: nn.Module
     optimizer: State | None = None
-    """What the wide model's optimizer starts with, where a method knows."""
+    """Initial state of the wide model's optimizer; None starts it empty."""
     record: Mapping[str, Any] = field(default_factory=dict)
-    """What is worth knowing of how it went."""
+    """Measurements to add to the job's result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """A way to widen models. Its options are its fields; they decide the result, so a job's key
-    has them all."""
+    """A way to widen models. Its options are its fields."""
 
     name: ClassVar[str]
-    parents: ClassVar[int] = 1
-    keeps: ClassVar[Kept] = ""
-    """What it needs of its parents' trainings."""
+    saved_for_growth: ClassVar[SavedForGrowth] = ""
+    """State that the method needs from its parents' trainings."""
     cost: ClassVar[float] = 0.0
-    """FLOPs of looking at an image, relative to training the wide model on it; 0: it never looks"""
+    """FLOPs per training image that the method looks at, relative to training the wide model."""
 
     def content(self) -> dict[str, Any]:
-        return {"name": self.name, **asdict(self)}
-
-    def check(self, narrow: ModelSpec, wide: ModelSpec) -> None:  # noqa: B027 - most take any
-        """Refuse a model that the method cannot widen, by its shapes alone."""
+        """Return the name and the options that decide the grown model, for the job's key."""
+        options = (option for option in fields(self) if option.metadata.get("in_key", True))
+        return {"name": self.name, **{o.name: getattr(self, o.name) for o in options}}
 
     @abstractmethod
     def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
-        """The wide model at its start. Models are on the CPU, and the parents are left alone."""
+        """Return the initialised wide model. Models are on the CPU; parents are not changed."""

@@ -11,11 +11,10 @@ from rbdc.data import DataSet, ImageFormat, ImageSet, check_batch_size, check_im
 from rbdc.data.augment import training_transform
 from rbdc.errors import CouplingError, WidthError
 from rbdc.jobs.job import FORMAT, Context, Job
-from rbdc.jobs.layout import AVERAGE, KEPT, MODEL, START
+from rbdc.jobs.layout import AVERAGE, MODEL, SAVED_FOR_GROWTH, START
 from rbdc.jobs.measure import faster_jobs, images_per_second
-from rbdc.jobs.method import Kept
+from rbdc.jobs.method import SavedForGrowth
 from rbdc.models import ModelSpec, build_empty, export, halves_layout, shapes_of
-from rbdc.models.templates import folded
 from rbdc.plan import CounterName, Scaling, forward_flops, training_flops
 from rbdc.plan.flops import DEFAULT_COUNTER
 from rbdc.settings import Machine, Recipe
@@ -40,8 +39,8 @@ class TrainJob(Job):
     initial: "GrowJob | None" = None
     """The job that makes the initial weights; None draws them from the task's seed."""
     teacher: Teacher | None = None
-    keeps: Kept = ""
-    """What is saved for growth beside the weights."""
+    saved_for_growth: SavedForGrowth = ""
+    """State saved beside the weights, for the method that widens this model."""
     counter: CounterName = DEFAULT_COUNTER
 
     @property
@@ -64,7 +63,7 @@ class TrainJob(Job):
             "class_names": list(self.data.class_names),
             "initial": self.initial.key if self.initial else None,
             "teacher": self.teacher.sha256 if self.teacher else None,
-            "keeps": self.keeps,
+            "saved_for_growth": self.saved_for_growth,
         }
 
     def describe(self) -> dict[str, Any]:
@@ -105,7 +104,7 @@ class TrainJob(Job):
 
     def result_bytes(self) -> int:
         """Return the bytes of the last and the best model, the EMA's, and what growth needs."""
-        saved = 2 * self._training_bytes * bool(self.keeps)
+        saved = 2 * self._training_bytes * bool(self.saved_for_growth)
         return self.model_bytes * (2 + self.task.recipe.model_ema) + saved
 
     def checkpoint_bytes(self, machine: Machine) -> int:
@@ -115,7 +114,8 @@ class TrainJob(Job):
 
     @property
     def _training_bytes(self) -> int:
-        return self.model_bytes * max(1, self.task.templates)
+        made_of = self.task.parametrization
+        return self.model_bytes * (made_of.count if made_of else 1)
 
     def check(self, machine: Machine, processes: int) -> None:  # noqa: ARG002
         """Refuse a batch that does not divide, images that do not fit, an unusable optimizer."""
@@ -126,7 +126,7 @@ class TrainJob(Job):
         if isinstance(data.train, ImageSet) and recipe.batched:
             check_image_size(data.train, task.image)
         _check_recipe(recipe, task.image)
-        if self.keeps == "optimizer":
+        if self.saved_for_growth == "optimizer":
             check_slots(optimizer_slots(recipe))
 
     def check_device(self, machine: Machine, local_rank: int = 0) -> None:
@@ -223,13 +223,12 @@ class TrainJob(Job):
         for place, model in ((MODEL, state.model), (AVERAGE, state.ema_model)):
             plain = state.unsharded(model) if model is not None else None
             if plain is not None and writes:
-                export(folded(plain), folder / place, record=record, force=True)
-        if self.keeps:
+                export(plain, folder / place, record=record, force=True)
+        if kind := self.saved_for_growth:
             tensors, facts = state.saved()
-            saved = {"optimizer": ("optimizer/", facts["optimizer"]), "templates": ("model/", {})}
-            prefix, others = saved[self.keeps]
             if writes:
-                write_state(folder / KEPT, select_prefix(tensors, prefix), others)
+                saved = select_prefix(tensors, f"{kind}/"), facts.get(kind, {})
+                write_state(folder / SAVED_FOR_GROWTH, *saved)
 
 
 def bytes_of(spec: ModelSpec) -> int:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import timm
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from rbdc.coupling import Layout, layout_of
 from rbdc.errors import ModelError, WidthError, nearest
@@ -23,6 +24,8 @@ _OF_TIMMS_WEIGHTS = (
     "test_input_size", "test_crop_pct",
 )  # fmt: skip
 """Entries of timm's `pretrained_cfg` that describe timm's own weights, not ours."""
+PARAMETRIZATIONS = ".parametrizations."
+"""Part of the names that torch gives the tensors of a parametrized weight."""
 
 
 def build(model: str | ModelSpec, width: float = 1.0, **arguments: Any) -> nn.Module:
@@ -100,6 +103,27 @@ def spec_of(model: nn.Module) -> ModelSpec:
             "Build it with rbdc.build(name, width, ...) or load it with rbdc.load(folder).",
         )
     return spec
+
+
+@torch.no_grad()
+def fold_parametrizations(model: nn.Module) -> nn.Module:
+    """Return an ordinary model with the values of the parametrized weights of `model`.
+
+    A model without parametrized weights (`torch.nn.utils.parametrize`) is returned itself.
+    """
+    parametrized: dict[str, Any] = {k: m for k, m in model.named_modules() if is_parametrized(m)}
+    if not parametrized:
+        return model
+    weights = {
+        f"{path}.{name}": getattr(module, name)
+        for path, module in parametrized.items()
+        for name in module.parametrizations
+    }
+    others = {k: t for k, t in model.state_dict().items() if PARAMETRIZATIONS not in k}
+    plain: Any = build_empty(spec_of(model))
+    plain.load_state_dict(weights | others)
+    plain.pretrained_cfg.update(model.pretrained_cfg)  # its images and class names
+    return plain  # type: ignore[no-any-return]
 
 
 def timm_builds(spec: ModelSpec) -> bool:

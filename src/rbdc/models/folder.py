@@ -29,6 +29,7 @@ from rbdc.models.build import (
     build_empty,
     build_meta,
     family,
+    fold_parametrizations,
     shapes_of,
     spec_of,
     timm_arguments,
@@ -56,6 +57,7 @@ def export(
     """
     target = Path(folder).resolve()
     check_writable(target, force=force)
+    model = fold_parametrizations(model)
     spec, names = spec_of(model), class_names(model)
     _check_tensors(spec, shapes_of(spec), model.state_dict(), "the model")
     if names and len(names) != model.num_classes:

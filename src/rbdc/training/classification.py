@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from rbdc.coupling import block_sizes, set_class_names
 from rbdc.data import Batch, DataSet, EvaluationBatches, TrainingBatches, derive_seed
 from rbdc.models import build, build_empty, export, halves_layout
-from rbdc.models.templates import folded, use_templates
 from rbdc.settings import Machine
 from rbdc.training.evaluation import evaluate
 from rbdc.training.machine import torch_device
@@ -38,11 +37,11 @@ def initial_weights(task: Task) -> Start:
     """Return new weights: the architecture's default initialisation, drawn from the task's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(task.seed, "weights"))
-        return Start(model=_templated(build(task.model), task))
+        return Start(model=_parametrized(build(task.model), task))
 
 
-def _templated(model: nn.Module, task: Task) -> nn.Module:
-    return use_templates(model, task.templates) if task.templates else model
+def _parametrized(model: nn.Module, task: Task) -> nn.Module:
+    return task.parametrization.apply(model) if task.parametrization else model
 
 
 def classifier_state(
@@ -57,7 +56,7 @@ def classifier_state(
 ) -> State:
     """Return the state of a classifier. Without a start, its weights are uninitialised."""
     objective = Objective(task.recipe, teacher.to(device).eval() if teacher else None)
-    model = start.model if start else _templated(build_empty(task.model), task)
+    model = start.model if start else _parametrized(build_empty(task.model), task)
     objective.prepare(model)
 
     def loss(forward: Callable[[Tensor], Any], batch: Batch) -> Tensor:
@@ -125,7 +124,7 @@ class Classification(Problem):
         )
         self.steps_per_epoch = self.training.steps_per_epoch
         self.steps = task.steps(self.steps_per_epoch)
-        self.layout = halves_layout(task.model) if blocks > 1 and not task.templates else None
+        self.layout = halves_layout(task.model) if blocks > 1 and not task.parametrization else None
         self.blocks_a_side, self.has_blocks = blocks, self.layout is not None
 
     def to_json(self) -> dict[str, Any]:
@@ -156,7 +155,8 @@ class Classification(Problem):
         return evaluate(model, self.test, self.world, autocast, idle=self.test.idle).to_json()
 
     def export(self, model: nn.Module, folder: Path) -> None:
-        export(folded(model), folder, force=True)
+        """Write the model in timm's layout."""
+        export(model, folder, force=True)
 
     def blocks(self, weights: Mapping[str, Tensor]) -> Mapping[str, Sequence[Sequence[float]]]:
         assert self.layout is not None

@@ -1,7 +1,8 @@
 """The definition of one training: everything that decides its result, and nothing else."""
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from timm.data import resolve_data_config
 from torch import nn
@@ -10,6 +11,26 @@ from rbdc.data import DataSet, ImageFormat, ImageSet
 from rbdc.errors import DataError
 from rbdc.models import ModelSpec, record_of
 from rbdc.settings import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parametrization(ABC):
+    """How weights are computed from other trainable tensors, for a growth method that needs it.
+
+    It lasts as long as the training: exported models have ordinary weights.
+    """
+
+    name: ClassVar[str]
+    count: int
+    """Trainable tensors per weight."""
+
+    @abstractmethod
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Parametrize the weights of an ordinary model (torch.nn.utils.parametrize); return it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the name and the options."""
+        return {"name": self.name, **asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +55,12 @@ class Task:
     warm-up, for a model whose training continues in a wider one."""
     schedule_epochs: float | None = None
     """Epochs of the learning rate's schedule if the training ends before it; None: `epochs`."""
-    templates: int = 0
-    """Number of templates that each weight is a mixture of; 0 for ordinary weights."""
+    parametrization: Parametrization | None = None
+    """How weights are computed from other tensors; None trains the weights themselves."""
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "model": self.model.to_json(), "recipe": self.recipe.to_json()}
+        parts = {name: getattr(self, name) for name in ("model", "recipe", "parametrization")}
+        return {**asdict(self), **{name: part and part.to_json() for name, part in parts.items()}}
 
     def steps(self, steps_per_epoch: int) -> int:
         """Return the number of updates, at least 1."""

@@ -1,4 +1,4 @@
-"""Firefly (Wu et al., 2020): try more new units than are wanted, for a while, and keep the best."""
+"""Firefly as a protocol: the search, the scores of the candidates and the choice of the best."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,33 +10,37 @@ from timm.layers import Attention
 from torch import Tensor, nn
 
 from rbdc.errors import ModelError, PlanError
-from rbdc.growth.candidates import Enlarged
+from rbdc.growth.firefly.candidates import Enlarged
 from rbdc.growth.protocol import OneParent
 from rbdc.growth.units import units_of
-from rbdc.jobs.method import Grown, GrowthContext, Method, Parent
+from rbdc.jobs.method import Grown, GrowthContext, Parent
 from rbdc.models import ModelSpec, build_empty, build_meta
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(Method):
-    """Between the layers of a block every unit is tried split, and as many new ones beside it; a
-    short search teaches these candidates, all else frozen; each group keeps those that lower the
-    loss most, until it has doubled. A residual stream's units are all split, and learn nothing yet.
+class Firefly(OneParent):
+    """Split units and add new ones between the layers of a block, and keep what helps most.
 
-    The wide model is its parent's function, but for what its candidates have learnt and the noise
-    between the copies of a stream. New units' batch norms are the identity, until training gives
-    them statistics.
+    Each group of units gets a split of every unit and as many new units as candidates. A short
+    search trains them with everything else frozen. Each group then keeps those that lower the loss
+    most, until it has doubled. In a residual stream every unit is split, without a search.
+
+    The wide model computes its parent's function, except for what its candidates have learnt and
+    the noise between the copies of a stream. Batch norms of new units are the identity until
+    training gives them statistics.
     """
 
     name: ClassVar[str] = "firefly"
+    summary: ClassVar[str] = "one narrow model; its units split, or new ones, whichever help most"
+    search: ClassVar[float] = 0.01
     surplus: float = 2.0
-    """Candidates for each that is kept: a split of every unit, the rest new ones."""
+    """Candidates per unit that is added: a split of every unit, the rest new units."""
     radius: float = 0.1
-    """How far a candidate may go, relative to the norm of the units that are there."""
+    """Largest norm of a candidate, relative to the norm of existing units."""
     rate: float = 0.1
-    """How far a step moves a candidate, about, relative to its radius."""
+    """Approximate distance that one step moves a candidate, relative to its radius."""
     noise: float = 1e-2
-    """How much the two copies of a stream's unit differ from the parent's, relative to its norm."""
+    """Difference of a stream unit's two copies from the original, relative to its norm."""
 
     def __post_init__(self) -> None:
         if self.surplus < 1:
@@ -47,16 +51,19 @@ class Search(Method):
 
     @property
     def cost(self) -> float:  # type: ignore[override]
-        """Groups are (1 + surplus) / 2 as large as the wide model's, and so is what a layer with a
-        group on one side costs; with groups on both, the middle of a bottleneck, it is the square.
-        Counted over whole models, 1.41 (ResNet-18), 1.49 (DeiT) and 1.77 (ResNet-50D): all pay
-        the same, a little more than the dearest."""
+        """Return the FLOPs of the search per image, relative to training the wide model.
+
+        Groups are (1 + surplus) / 2 times as large as the wide model's. A layer with such a group
+        on one side costs as many times more; with groups on both sides (the middle of a
+        bottleneck), the square of that. Counted over whole models it is 1.41 (ResNet-18), 1.49
+        (DeiT) and 1.77 (ResNet-50D): all pay the same, a little more than the most expensive.
+        """
         return float(((1 + self.surplus) / 2) ** 1.5)
 
-    def check(self, narrow: ModelSpec, wide: ModelSpec) -> None:
-        units, model = units_of(narrow), build_meta(wide)
-        norms = {name for inner in units.inner if (name := inner.norm)}
-        for name, module in model.named_modules():
+    def check_model(self, wide: ModelSpec) -> None:
+        """Refuse a model with layers that cannot take more channels or heads than it has."""
+        norms = {name for inner in units_of(wide.scaled(0.5)).inner if (name := inner.norm)}
+        for name, module in build_meta(wide).named_modules():
             if name in norms and not isinstance(module, nn.BatchNorm2d):
                 trouble = "normalises several channels together"
             elif module._non_persistent_buffers_set:
@@ -71,6 +78,7 @@ class Search(Method):
             )
 
     def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
+        """Train candidates on the context's batches, and keep the best."""
         (parent,) = (parent.model for parent in parents)
         enlarged = Enlarged(
             parent,
@@ -98,17 +106,18 @@ class Search(Method):
 def search(
     enlarged: Enlarged, context: GrowthContext, rate: float
 ) -> tuple[dict[str, Tensor], list[float]]:
-    """Teach the candidates; how much each of them lowers the loss, to first order; the losses.
+    """Train the candidates; return the scores of each group, and the losses.
 
-    A score is the slope of the loss along a candidate's gate, downwards, as it is in the second
-    half of the search. Signed, as in the authors' code: what would raise the loss is kept last.
+    A score is the first-order decrease of the loss by a candidate: minus the slope of the loss
+    along its gate, averaged over the second half of the search. It is signed, as in the authors'
+    code: candidates that would raise the loss come last.
     """
     groups, balls = enlarged.candidates, enlarged.balls
     gates = [candidates.gates for candidates in groups.values()]
     learning = [each.vectors for each in balls]
     optimizer = torch.optim.Adam(
         [{"params": [each.vectors], "lr": rate * each.step_size} for each in balls],
-        eps=1e-16,  # the gradient of a split is of second order: it may be tiny
+        eps=1e-16,  # the gradient of a split is of second order and may be tiny
     )
     slopes: deque[Tensor] = deque()
     losses = []
@@ -123,7 +132,7 @@ def search(
         losses.append(loss.detach())
         slopes.append(torch.cat(gradients[len(learning) :]).cpu())
         if number % 2 == 0:
-            slopes.popleft()  # so that the second half is left, however many there will be
+            slopes.popleft()  # leaves the second half, without knowing how many batches come
     assert slopes, "a search has batches"
     scores = -torch.stack([*slopes]).mean(0)
     parts = scores.split([len(gate) for gate in gates])
@@ -131,17 +140,7 @@ def search(
 
 
 def best(scores: Tensor, count: int) -> Tensor:
-    """Which candidates are kept: so many, those of the highest scores."""
+    """Return a mask of the `count` candidates with the highest scores."""
     chosen = torch.zeros(len(scores), dtype=torch.bool)
     chosen[scores.argsort(descending=True, stable=True)[:count]] = True
     return chosen
-
-
-@dataclass(frozen=True, kw_only=True)
-class Firefly(OneParent):
-    name: ClassVar[str] = "firefly"
-    summary: ClassVar[str] = "one narrow model; its units split, or new ones, whichever help most"
-    search: ClassVar[float] = 0.01
-
-    def method(self) -> Search:
-        return Search()

@@ -9,7 +9,8 @@ import timm
 import torch
 
 import rbdc
-from rbdc.models.templates import folded, mixtures_of, use_templates
+from rbdc.growth.mixture_growth import Templates, mixtures_of
+from rbdc.models import fold_parametrizations
 from tests.support import SMALL, images, logits, randomized
 
 PLAIN = {
@@ -23,7 +24,7 @@ PLAIN = {
 
 def templated(name: str, count: int = 2, seed: int = 0) -> Any:
     torch.manual_seed(seed)
-    model = use_templates(rbdc.build(name, 0.5, **SMALL[name]), count)
+    model = Templates(count=count).apply(rbdc.build(name, 0.5, **SMALL[name]))
     generator = torch.Generator().manual_seed(seed)
     for part in model.parameters():  # as if trained: nothing is where it started
         part.data += 0.1 * part.data.std() * torch.randn(part.shape, generator=generator)
@@ -37,7 +38,7 @@ def test_folded_it_is_the_same_function_and_an_ordinary_model(
 ) -> None:
     model = templated(name, count)
     before = copy.deepcopy(model.state_dict())
-    plain = folded(model)
+    plain = fold_parametrizations(model)
     torch.testing.assert_close(
         logits(plain, images(model)), logits(model, images(model)), rtol=0, atol=1e-6
     )
@@ -62,7 +63,7 @@ def test_every_layer_has_templates_but_those_at_the_ends(name: str) -> None:
 @pytest.mark.parametrize("count", [2, 4])
 def test_coefficients_start_as_a_row_of_an_orthogonal_matrix(count: int) -> None:
     torch.manual_seed(0)
-    model = use_templates(rbdc.build("resnet18d", 0.5, **SMALL["resnet18d"]), count)
+    model = Templates(count=count).apply(rbdc.build("resnet18d", 0.5, **SMALL["resnet18d"]))
     mixtures = mixtures_of(model.state_dict())
     for name, mixed in mixtures.items():
         torch.testing.assert_close(mixed.rows @ mixed.rows.T, torch.eye(count))
@@ -77,18 +78,21 @@ def test_coefficients_start_as_a_row_of_an_orthogonal_matrix(count: int) -> None
 
 def test_a_plain_model_is_folded_already() -> None:
     model = randomized(rbdc.build("resnet18d", 0.5, **SMALL["resnet18d"]), 1)
-    assert folded(model) is model
+    assert fold_parametrizations(model) is model
 
 
 def test_what_a_model_carries_goes_with_it() -> None:
     model = templated("deit_tiny_patch16_224")
     model.pretrained_cfg.update(label_names=list("abcde"), mean=(0.1, 0.2, 0.3))
-    record: Any = folded(model).pretrained_cfg
+    record: Any = fold_parametrizations(model).pretrained_cfg
     assert record["label_names"] == list("abcde") and record["mean"] == (0.1, 0.2, 0.3)
 
 
 def test_channels_last() -> None:
     model = templated("resnet18d").to(memory_format=torch.channels_last)
     torch.testing.assert_close(
-        logits(folded(model), images(model)), logits(model, images(model)), rtol=0, atol=1e-6
+        logits(fold_parametrizations(model), images(model)),
+        logits(model, images(model)),
+        rtol=0,
+        atol=1e-6,
     )

@@ -11,7 +11,7 @@ from rbdc.models import ModelSpec
 from tests.support import SMALL, parents
 
 SEED = 3
-LAB = GrowthContext(
+CONTEXT = GrowthContext(
     seed=SEED,
     device=torch.device("cpu"),
     batches=lambda: iter(()),
@@ -27,7 +27,7 @@ def grown(method: Method, name: str) -> tuple[Any, nn.Module]:
     """The wide model, and its parent: one with telling weights and norm statistics."""
     parent = parents(name)[0]
     before = {key: tensor.clone() for key, tensor in parent.state_dict().items()}
-    model = method.grow([Parent(model=parent)], wide_spec(name), LAB).model
+    model = method.grow([Parent(model=parent)], wide_spec(name), CONTEXT).model
     assert rbdc.spec_of(model) == wide_spec(name)
     for key, tensor in parent.state_dict().items():
         assert torch.equal(tensor, before[key]), f"{key} of the parent was changed"
