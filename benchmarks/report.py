@@ -44,12 +44,12 @@ def make_run(folder: Path) -> None:
             if below:
                 key = f"coupling-{level}-{index}"
                 nodes.append(_node(key, level, "grow", below[2 * index : 2 * index + 2]))
-                _write(folder, key, {"kind": "grow", "top1": 0.5, "seconds": 1.0})
+                _write(folder, key, {"kind": "grow", "metrics": {"top1": 0.5}, "seconds": 1.0})
                 parents = [key]
             key = f"model-{level}-{index}"
             here.append(key)
             nodes.append(_node(key, level, "train", parents) | {"epochs": EPOCHS, "seed": 1})
-            _write(folder, key, {"kind": "train", "top1": 0.8, "seconds": 1e5})
+            _write(folder, key, {"kind": "train", "metrics": {"top1": 0.8}, "seconds": 1e5})
             _logs(folder / "jobs" / key, 2 ** (3 - level), numbers)
         below = here
     plan = {"model": {"name": "deit_base", "width": 1.0}, "baseline_flops": 1e20}
@@ -59,7 +59,8 @@ def make_run(folder: Path) -> None:
 
 def _node(key: str, level: int, kind: str, parents: list[str]) -> dict[str, Any]:
     place = {"key": key, "name": key, "folder": f"jobs/{key}", "level": level, "kind": kind}
-    return {**place, "parents": parents, "width": 0.5**level, "flops": 1e18}
+    facts = {"width": 0.5**level, "flops": 1e18, "metrics": ["top1"]}
+    return {**place, **facts, "parents": parents}
 
 
 def _write(folder: Path, key: str, result: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import rbdc
 SOURCE = Path(rbdc.__file__).parent
 ORDER = [
     {"errors"},
-    {"disk", "settings"},
+    {"disk", "metrics", "settings"},
     {"coupling", "data"},
     {"models"},
     {"plan"},

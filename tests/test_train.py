@@ -47,8 +47,8 @@ def test_it_ends_with_both_accuracies_and_where_to_look(
     assert main(command(folder, straight, "--with-baseline")) == 0  # finished: says so again
     output = capsys.readouterr().out
     result = json.loads((straight / "result.json").read_text())
-    assert f"RBDC:      top-1 {result['top1']:.2%}" in output
-    assert f"standard:  top-1 {result['standard']['top1']:.2%}" in output
+    assert f"RBDC:      top-1 {result['metrics']['top1']:.2%}" in output
+    assert f"standard:  top-1 {result['standard']['metrics']['top1']:.2%}" in output
     assert "already trained" in output and f"rbdc status {straight}" in output
     assert f"open       {straight}/report.html" in output and (straight / "report.html").exists()
     assert "learning rate 0.001 at a batch of 8" in output

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import rbdc
 from rbdc.errors import Interrupted, PlanError, RunError, TrainingError
@@ -27,11 +28,13 @@ from rbdc.experiments.reproduce import (
 from rbdc.experiments.results import flops_of
 from rbdc.jobs.engine import Event
 from rbdc.jobs.lock import locked
+from rbdc.jobs.train import TrainJob
 from rbdc.report.compare import comparison_table, save_comparison_plots
 from rbdc.report.run import run_status, status_table
 from rbdc.runs.run import Where
 from rbdc.settings import Request
 from rbdc.training import loop
+from rbdc.training.classification import Classification
 from tests.support import QUICK, TINY, small_recipe
 
 RESNET = "resnet18d"
@@ -66,7 +69,7 @@ def test_everyone_spends_the_same(done: tuple[Path, dict[str, Any]]) -> None:
     for row in done[1]["rows"]:
         assert row["flops"] == pytest.approx(row["budget"], abs=0.08)
         assert row["flops"] == pytest.approx(sum(row["flops_by_level"].values()))
-        assert 0 <= row["top1"] <= row["best_top1"] <= 1 and row["seconds"] > 0
+        assert 0 <= row["score"] <= row["best_score"] <= 1 and row["seconds"] > 0
     by_protocol = {row["protocol"]: row for row in done[1]["rows"] if row["budget"] == 1.0}
     assert by_protocol["standard"]["epochs"] == {"0": [4.0]}
     assert len(by_protocol["rbdc:1"]["epochs"]["1"]) == 2
@@ -80,7 +83,7 @@ def test_results_are_written_for_people_and_programs(done: tuple[Path, dict[str,
     assert lines == summary["rows"] and len(lines) == 3 * 2 * 2
     with (output / "results.csv").open() as file:
         table = list(csv.DictReader(file))
-    assert [float(row["top1"]) for row in table] == [row["top1"] for row in lines]
+    assert [float(row["score"]) for row in table] == [row["score"] for row in lines]
     assert (output / lines[0]["target"] / "model" / "model.safetensors").exists()
     pictures = save_comparison_plots(summary, output)
     assert all(path.stat().st_size > 5000 for path in pictures)
@@ -105,7 +108,6 @@ def test_the_same_in_a_call(folder: Path, done: tuple[Path, dict[str, Any]]) -> 
 
 
 def test_the_table_says_it_all(done: tuple[Path, dict[str, Any]]) -> None:
-    from rich.console import Console
 
     console = Console(width=140, record=True, file=StringIO())
     console.print(comparison_table(done[1]))
@@ -147,8 +149,8 @@ def test_more_can_be_added_and_nothing_is_done_twice(
 
     more = run(compared(folder, protocols=("standard", "random"), seeds=2), output, watch)
     assert len(started) == 2 * 2 * 2  # random's growths and targets; its parents were net2net's
-    old = [row["top1"] for row in summary["rows"] if row["protocol"] == "standard"]
-    assert [row["top1"] for row in more["rows"] if row["protocol"] == "standard"] == old
+    old = [row["score"] for row in summary["rows"] if row["protocol"] == "standard"]
+    assert [row["score"] for row in more["rows"] if row["protocol"] == "standard"] == old
     kept = {row["protocol"] for row in more["rows"]}
     assert kept == {"standard", "random", "rbdc:1", "net2net"}  # what was there stays
 
@@ -189,12 +191,12 @@ def test_what_is_missing_is_marked(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         run(comparison, tmp_path / "run", stop)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    states = {(r["protocol"], r["budget"]): r["top1"] is None for r in summary["rows"]}
+    states = {(r["protocol"], r["budget"]): r["score"] is None for r in summary["rows"]}
     assert states[("standard", 0.5)] is False and states[("rbdc:1", 1.0)] is True
     assert {line["missing"] for line in summary["lines"]} == {0, 1}
     whole = run(comparison, tmp_path / "run")
     straight = run(comparison, tmp_path / "straight")
-    assert [r["top1"] for r in whole["rows"]] == [r["top1"] for r in straight["rows"]]
+    assert [r["score"] for r in whole["rows"]] == [r["score"] for r in straight["rows"]]
     assert all(line["missing"] == 0 for line in whole["lines"])
 
 
@@ -206,11 +208,31 @@ def test_rates_are_tuned_for_each_protocol_alike(folder: Path, tmp_path: Path) -
     assert len(summary["tuning"]) == 4
     assert {row["budget"] for row in summary["tuning"]} == {0.5}
     for protocol in ("standard", "rbdc:1"):
-        tried = {r["lr"]: r["top1"] for r in summary["tuning"] if r["protocol"] == protocol}
+        tried = {r["lr"]: r["score"] for r in summary["tuning"] if r["protocol"] == protocol}
         used = {r["lr"] for r in summary["rows"] if r["protocol"] == protocol}
         assert set(tried) == {1e-4, 5e-3}
         assert used == {max(tried, key=lambda lr: tried[lr])}
     assert summary["tuning_flops"] == pytest.approx(4 * 0.5, abs=0.3)
+
+
+def test_lower_is_better_where_the_metric_says_so(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best model, the tuned rate and the table of a training that is about its loss."""
+    monkeypatch.setattr(Classification, "primary_metric", "loss")
+    monkeypatch.setattr(TrainJob, "metrics", ("loss",))
+    asked: dict[str, Any] = {"protocols": ("standard",), "budgets": (0.5,), "seeds": 1}
+    summary = run(compared(folder, **asked, tune=(1e-4, 5e-3)), tmp_path / "run")
+    tried = {row["lr"]: row["score"] for row in summary["tuning"]}
+    (row,) = summary["rows"]
+    assert row["lr"] == min(tried, key=lambda lr: tried[lr]) and summary["metric"] == "loss"
+    assert row["score"] == row["metrics"]["loss"] >= row["best_score"]
+    with (tmp_path / "run" / row["target"] / "summary.csv").open() as file:
+        losses = [float(epoch["loss"]) for epoch in csv.DictReader(file)]
+    assert row["best_score"] == min(losses) and len(losses) > 1
+    console = Console(width=140, file=StringIO(), record=True)
+    console.print(comparison_table(summary))
+    assert f"{row['score']:.3f}" in console.export_text()
 
 
 def test_a_training_that_fails_is_missing_and_the_others_are_done(
@@ -226,7 +248,7 @@ def test_a_training_that_fails_is_missing_and_the_others_are_done(
     monkeypatch.setattr(loop.Session, "_check_losses", fail)
     with pytest.warns(UserWarning, match="a training failed, its result is missing"):
         summary = run(compared(folder, seeds=1, budgets=(1.0,)), tmp_path / "run")
-    missing = {row["protocol"] for row in summary["rows"] if row["top1"] is None}
+    missing = {row["protocol"] for row in summary["rows"] if row["score"] is None}
     assert missing == {"rbdc:1", "net2net"}
 
 

@@ -316,7 +316,8 @@ def test_from_a_parent_to_a_judged_model(name: str, tmp_path: Path) -> None:
     ]
     grow = trial.nodes[1].job
     assert isinstance(grow, GrowJob) and results[1]["images"] == grow.images == 8
-    assert results[1]["loss"] == pytest.approx(results[0]["loss"], rel=0.05)
+    losses = [result["metrics"]["loss"] for result in results]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
     spent = trial.target.job.total_flops
     assert sum(result["training_flops"] for result in results) == pytest.approx(spent)
-    assert 0 <= results[2]["top1"] <= 1
+    assert 0 <= results[2]["metrics"]["top1"] <= 1

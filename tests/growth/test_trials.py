@@ -62,11 +62,13 @@ def test_a_parent_is_trained_widened_and_trained_on(
     store, [(parent, narrow), (grow, start), (target, wide)] = run(protocol, name, tmp_path / "run")
     assert isinstance(parent, TrainJob) and isinstance(grow, GrowJob)
     assert target.initial == grow and parent.model == target.model.scaled(0.5)
-    assert 0 <= wide["top1"] <= 1
+    assert 0 <= wide["metrics"]["top1"] <= 1
     if protocol.startswith("random"):
         return
     assert start["proof_error"] < 1e-5 and start["norm_drift"] < 1e-5
-    assert start["loss"] == pytest.approx(narrow["loss"], rel=0.01), "before any step, but noise"
+    assert start["metrics"]["loss"] == pytest.approx(narrow["metrics"]["loss"], rel=0.01), (
+        "before any step, but noise"
+    )
     tensors, _facts = read_state(store.folder(grow) / START)
     trained = load(store.folder(target) / MODEL).state_dict()
     assert {f"model/{key}" for key in trained} == tensors.keys()
@@ -77,9 +79,9 @@ def test_two_models_are_trained_and_judged_together(name: str, tmp_path: Path) -
     store, [*members, (target, both)] = run("ensemble", name, tmp_path / "run")
     assert isinstance(target, GrowJob) and target.parents == tuple(job for job, _result in members)
     assert members[0][1]["training_flops"] == members[1][1]["training_flops"]
-    losses = [result["loss"] for _job, result in members]
+    losses = [result["metrics"]["loss"] for _job, result in members]
     # cross-entropy is convex in the logits
-    assert both["loss"] <= sum(losses) / 2 + 1e-6 and losses[0] != losses[1]
+    assert both["metrics"]["loss"] <= sum(losses) / 2 + 1e-6 and losses[0] != losses[1]
     tensors, _facts = read_state(store.folder(target) / START)
     for number, (job, _result) in enumerate(members):
         for key, tensor in load(store.folder(job) / MODEL).state_dict().items():

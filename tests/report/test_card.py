@@ -23,9 +23,10 @@ from rbdc.cli import main
 from rbdc.data import open_data
 from rbdc.errors import RbdcError
 from rbdc.experiments.train import prepare
+from rbdc.metrics import METRICS
 from rbdc.report import card
 from rbdc.report.card import export_run
-from rbdc.report.figures import accuracies
+from rbdc.report.figures import plotted_scores
 from rbdc.report.read import read_run
 from rbdc.settings import read_recipe, split_settings
 from tests.report.conftest import small_run
@@ -106,7 +107,9 @@ def test_the_front_matter_is_what_the_hub_reads(
     read: Any = ModelCard((exported / "README.md").read_text())
     first, _ = read.data.eval_results
     result = json.loads((finished / "result.json").read_text())
-    assert first.metric_type == "accuracy" and first.metric_value == round(result["top1"], 6)
+    assert first.metric_type == "accuracy" and first.metric_value == round(
+        result["metrics"]["top1"], 6
+    )
     assert ModelCard(str(read)).data.to_dict() == read.data.to_dict()
     licensed = export_run(finished, tmp_path / "licensed", license="cc-by-4.0")
     assert front_of(licensed)["license"] == "cc-by-4.0"
@@ -140,11 +143,10 @@ def test_the_card_says_how_it_was_trained(finished: Path, exported: Path) -> Non
     result = json.loads((finished / "result.json").read_text())
     for node in run["nodes"]:
         if node["kind"] == "train":
+            scores = result["nodes"][node["name"]]["metrics"]
             row = next(line for line in text.splitlines() if line.startswith(f"| {node['name']} |"))
-            assert (
-                str(node["seed"]) in row and f"{result['nodes'][node['name']]['top1']:.2%}" in row
-            )
-    assert f"| {result['nodes']['coupling target']['top1']:.2%} |" in text
+            assert str(node["seed"]) in row and f"{scores['top1']:.2%}" in row
+    assert f"| {result['nodes']['coupling target']['metrics']['top1']:.2%} |" in text
     assert run["data"]["fingerprint"] in text and f"torch {torch.__version__}"[:9] in text
     for setting in ("| `lr` | `0.001` |", "| `crop_padding` | `2` |", "| `batch_size` | `8` |"):
         assert setting in text
@@ -163,7 +165,9 @@ def test_the_card_says_who_won_whoever_it_was(
     theirs: float, words: str, copied: Path, tmp_path: Path
 ) -> None:
     result = json.loads((copied / "result.json").read_text())
-    change(copied / "result.json", top1=0.3, standard={**result["standard"], "top1": theirs})
+    standard = {**result["standard"], "metrics": {**result["standard"]["metrics"], "top1": theirs}}
+    ours = {**result["metrics"], "top1": 0.3}
+    change(copied / "result.json", metrics=ours, standard=standard)
     text = (export_run(copied, tmp_path / "out") / "README.md").read_text()
     assert words in text and f"{theirs:.2%}" in text
 
@@ -256,10 +260,11 @@ def test_a_model_that_timm_cannot_build(folder: Path, tmp_path: Path) -> None:
     text = (output / "README.md").read_text()
     assert front_of(output)["library_name"] == "rbdc" and "timm" not in front_of(output)["tags"]
     assert "trained in the standard way" in text and "points" not in text
-    assert "The weights here are the moving average after the last step" in text
+    assert "The weights here are the EMA weights after the last step" in text
     (node,) = read_run(tmp_path / "run")["nodes"].values()
-    assert accuracies(node)[-1] == pytest.approx(node["history"]["ema_top1"][-1])
-    assert f"top-1 {node['top1']:.2%}" in text and node["top1"] == accuracies(node)[-1]
+    last = plotted_scores(node, METRICS["top1"])[-1]
+    assert last == 100 * node["history"]["ema_top1"][-1] == 100 * node["metrics"]["top1"]
+    assert f"top-1 {node['metrics']['top1']:.2%}" in text
     assert len(run_snippet(output, next(folder.glob("val/*/*.png")))) == 5
     assert ModelCard(text).data.to_dict()["library_name"] == "rbdc"
 

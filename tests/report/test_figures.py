@@ -53,7 +53,8 @@ def long_node(level: int, index: int, name: str = "") -> dict[str, Any]:
         "parents": parents if level < STEPS and not name else [],
         "planned_flops": 4.0 ** (-level) * epochs,
         "flops_before": 4.0 ** (-level) * epochs,
-        "start_top1": None if level == STEPS or name else 0.4,
+        "metric": "top1",
+        "start": {} if level == STEPS or name else {"top1": 0.4},
         "epochs": epochs,
         "epochs_before": sum(EPOCHS[k] for k in range(level + 1, STEPS + 1)),
         "history": {
@@ -121,7 +122,7 @@ def test_curves_end_at_what_was_measured(
         flops = run["result"]["training_flops"]
         if name == "standard":
             flops = run["result"]["standard"]["training_flops"]
-        end = (pytest.approx(flops / scale, rel=1e-4), 100 * named(run, name)["top1"])
+        end = (pytest.approx(flops / scale, rel=1e-4), 100 * named(run, name)["metrics"]["top1"])
         line = next(line for place, line in lines.items() if place == end)
         assert line.get_color() == colour
     assert len({line.get_color() for line in lines.values()}) == 4  # levels, standard training
@@ -137,7 +138,7 @@ def test_the_accuracy_right_after_a_coupling_is_marked_where_its_training_begins
     narrow = sum(level["flops"] for level in run["levels"] if level["level"])
     found = max(marks, key=lambda mark: mark[0][0])[0]
     assert found[0] == pytest.approx(narrow / scale)
-    assert found[1] == 100 * named(run, "coupling target")["top1"]
+    assert found[1] == 100 * named(run, "coupling target")["metrics"]["top1"]
 
 
 def test_rates_go_from_a_leaf_to_the_target(
@@ -233,14 +234,14 @@ def test_epochs_below_curves_do_not_run_into_each_other(
     names = ["standard", *(f"rbdc:{n}:carry" for n in (1, 2, 3)), "net2net", "gradmax", "firefly"]
     lines = [
         {
-            "protocol": name, "budget": budget, "flops": budget, "top1": 0.5 + budget / 9,
-            "top1_interval": 0.01, "seconds": 60.0, "seeds": 3,
+            "protocol": name, "budget": budget, "flops": budget, "score": 0.5 + budget / 9,
+            "score_interval": 0.01, "seconds": 60.0, "seeds": 3,
             "epochs": {str(level): [0.1234 * 2**level] for level in range(1 + number % 4)},
         }
         for number, name in enumerate(names)
         for budget in budgets
     ]  # fmt: skip
-    summary = {"model": {"name": "deit_tiny_patch16_224"}, "lines": lines}
+    summary = {"model": {"name": "deit_tiny_patch16_224"}, "metric": "top1", "lines": lines}
     save_comparison_plots(summary, tmp_path, ends=("png",))
     figure = drawn[0]
     figure.draw_without_rendering()  # lays it out

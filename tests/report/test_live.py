@@ -48,8 +48,8 @@ def progress(step: int, scores: dict[str, float] | None = None) -> Progress:
 def tell(prepared: Training, console: Console) -> LiveRun:
     first, second, coupling, target = prepared.tree.nodes
     standard = prepared.nodes[-1]
-    couple = {"kind": "grow", "top1": 0.5, "proof_error": 1e-7, "norm_drift": 0.0}
-    trained = {"kind": "train", "top1": 0.625, "seconds": 65.0}
+    couple = {"kind": "grow", "metrics": {"top1": 0.5}, "proof_error": 1e-7, "norm_drift": 0.0}
+    trained = {"kind": "train", "metrics": {"top1": 0.625}, "seconds": 65.0}
     with LiveRun(prepared.nodes, console) as live:
         for event in (
             Event(kind="found", key=first.job.key, result=trained),

@@ -40,7 +40,7 @@ def test_a_run_is_drawn_and_can_be_looked_into(
     seen = visit(browser, [trained], tmp_path)
     assert seen.page.locator("svg.tree .node").count() == 7 + 3 + 1  # models, couplings, standard
     result = json.loads((trained / "result.json").read_text())
-    assert f"{100 * result['top1']:.2f} %" in seen.text("#verdict")
+    assert f"{100 * result['metrics']['top1']:.2f} %" in seen.text("#verdict")
     target = seen.page.locator("svg.tree .node[aria-label^='target']")
     assert " → " in (target.text_content() or "")
     target.click()
@@ -104,7 +104,7 @@ def test_a_comparison_is_shown(browser: Browser, comparison: Path, tmp_path: Pat
     summary = json.loads((comparison / "summary.json").read_text())
     text = seen.text("#compare")
     for line in summary["lines"]:
-        assert line["protocol"] in text and f"{100 * line['top1']:.2f} %" in text
+        assert line["protocol"] in text and f"{100 * line['score']:.2f} %" in text
     assert "to reach standard" in text and "rates tuned" not in text
     assert seen.points("trade")
     seen.page.select_option("#compare [data-choice=against]", "time")
@@ -186,7 +186,7 @@ def test_a_broken_run_says_what_is_missing(browser: Browser, trained: Path, tmp_
     assert seen.page.locator("svg.tree .node.waiting").count() == 1
     assert seen.problems == []
     shutil.rmtree(copy / "jobs")
-    (copy / "result.json").write_text('{"top1": 0.5}')
+    (copy / "result.json").write_text('{"metrics": {"top1": 0.5}}')
     assert "is gone" in visit(browser, [copy], tmp_path).text("#verdict .missing")
     (copy / "run.json").write_text("[")
     assert "run.json cannot be read" in visit(browser, [copy], tmp_path).text("#verdict .missing")
@@ -199,7 +199,8 @@ def test_what_is_not_finite_is_a_gap(browser: Browser, trained: Path, tmp_path: 
         head, *rows = summary.read_text().splitlines()
         numbers = dict(zip(head.split(","), rows[0].split(","), strict=True)) | {"loss": "nan"}
         summary.write_text("\n".join([head, ",".join(numbers.values()), *rows[1:]]))
-        result = json.loads((summary.parent / "result.json").read_text()) | {"loss": float("inf")}
+        result = json.loads((summary.parent / "result.json").read_text())
+        result["metrics"]["loss"] = float("inf")
         (summary.parent / "result.json").write_text(json.dumps(result))
     seen = visit(browser, [copy], tmp_path)
     seen.page.select_option("#curves [data-choice=what]", "loss")
@@ -216,7 +217,7 @@ def test_a_training_under_way_has_its_time_and_accuracy(trained: Path, tmp_path:
     assert all(level["seconds"] > 0 for level in levels)
     done = read_run(trained)
     for key, node in read_run(copy)["nodes"].items():
-        assert node["top1"] == pytest.approx(done["nodes"][key]["top1"])
+        assert node["metrics"] == pytest.approx(done["nodes"][key]["metrics"])
         if node["kind"] == "train":
             assert node["state"] == "stopped" and node["seconds"] > 0
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rbdc.metrics import METRICS
 from rbdc.report.detector_figures import draw_precision, draw_precision_curves
 from rbdc.report.precision import COLUMNS, PARTS, has_scores, precision
 from rbdc.report.transfer import transfer_table
@@ -71,17 +72,18 @@ NODES = {
     "b": detector("b", [0.01 * n for n in range(36)]),
     "c": detector("c", []),
 }
+BOTH = [METRICS["box_map"], METRICS["mask_map"]]
 BACKBONES = [{"name": "from $1", "keys": ["a"]}, {"name": "a/long/" * 9, "keys": ["b", "c"]}]
 
 
 def test_curves_of_mask_and_box_precision(drawn: list[Any], tmp_path: Path) -> None:
-    assert draw_precision_curves(NODES, BACKBONES, tmp_path / "x.png")
+    assert draw_precision_curves(NODES, BACKBONES, BOTH, tmp_path / "x.png")
     box, mask = drawn[0].axes
     assert [len(axes.lines) for axes in (box, mask)] == [2, 2]
     first, second = mask.lines
     assert first.get_ydata()[-1] == 30.0 and first.get_xdata()[-1] == 3.0
     assert second.get_marker() == "None" and first.get_color() != second.get_color()
-    assert not draw_precision_curves({"c": NODES["c"]}, BACKBONES, tmp_path / "x.png")
+    assert not draw_precision_curves({"c": NODES["c"]}, BACKBONES, BOTH, tmp_path / "x.png")
 
 
 def test_bars_with_their_spread(drawn: list[Any], tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def many() -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["few", "many"])
 def test_no_text_lies_on_another(kind: str, drawn: list[Any], tmp_path: Path) -> None:
     draw_precision(precision(ROWS) if kind == "few" else many(), tmp_path / "x.png")
-    draw_precision_curves(NODES, BACKBONES, tmp_path / "x.png")
+    draw_precision_curves(NODES, BACKBONES, BOTH, tmp_path / "x.png")
     for figure in drawn:
         figure.draw_without_rendering()  # lays it out
         boxes = {text: text.get_window_extent() for text in shown_texts(figure)}
@@ -121,5 +123,5 @@ def test_the_suffix_decides_the_format(tmp_path: Path) -> None:
     for end, head in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
         path = tmp_path / f"x.{end}"
         assert draw_precision(precision(ROWS), path) and path.read_bytes().startswith(head)
-        assert draw_precision_curves(NODES, BACKBONES, path)
+        assert draw_precision_curves(NODES, BACKBONES, BOTH, path)
     assert "from $1</text>" in (tmp_path / "x.svg").read_text()

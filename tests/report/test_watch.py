@@ -284,8 +284,8 @@ def fitted_text(status: dict[str, Any], height: int) -> str:
 
 def test_a_low_window_keeps_what_goes_on_and_what_failed() -> None:
     nodes = [
-        {"name": f"n{i}", "level": 0, "width": 1.0, "state": "done", "epochs": 1, "top1": 0.5,
-         "flops": 1.0, "kind": "train"}
+        {"name": f"n{i}", "level": 0, "width": 1.0, "state": "done", "epochs": 1,
+         "metrics": {"top1": 0.5}, "flops": 1.0, "kind": "train"}
         for i in range(100)
     ]  # fmt: skip
     nodes[40] |= {"state": "running"}

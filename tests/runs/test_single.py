@@ -25,7 +25,7 @@ def test_one_by_one_they_are_the_run(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "pieces"
     names = [node.name for node in prepared.nodes if node.job.trains]
     results = [one(prepared, name, output) for name in names]
-    assert results[:-1] == [None] * (len(names) - 1) and results[-1]["top1"] is not None
+    assert results[:-1] == [None] * (len(names) - 1) and results[-1]["metrics"]["top1"] is not None
     assert_same_model(tmp_path / "whole", output)
 
 

@@ -21,6 +21,7 @@ from rbdc.jobs.job import Node
 from rbdc.jobs.layout import JOBS
 from rbdc.jobs.store import Store
 from rbdc.jobs.train import TrainJob
+from rbdc.metrics import find_metric
 from rbdc.runs.run import Result, Run, Where, start
 from rbdc.settings import Cluster, Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World
@@ -141,18 +142,16 @@ class Comparison:
         """Return the comparison with each protocol at the best of the rates tried in `output`."""
         store, rates = Store(output / JOBS), {}
         for protocol in self.protocols:
-            scores = {
-                entry.lr: (store.result(entry.trial.target.job) or {}).get("top1")
-                for entry in self.tuning
-                if entry.protocol == protocol
-            }
-            known = {lr: top1 for lr, top1 in scores.items() if top1 is not None}
+            mine = [entry for entry in self.tuning if entry.protocol == protocol]
+            rows = [row_of(entry, self.setting, store) for entry in mine]
+            known = [row for row in rows if row["score"] is not None]
             if not known:
                 raise TrainingError(
                     f"{protocol} failed at every learning rate of {self.spec.tune}",
                     "Try lower ones.",
                 )
-            rates[protocol] = max(known, key=lambda lr: known[lr])
+            best = find_metric(known[0]["metric"]).best(known, lambda row: float(row["score"]))
+            rates[protocol] = best["lr"]
         return replace(self, rates=rates)
 
 

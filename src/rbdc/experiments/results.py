@@ -66,15 +66,17 @@ def row_of(entry: Entry, setting: Setting, store: Store) -> dict[str, Any]:
             method += flops
     result = store.result(entry.trial.target.job) or {}
     images = len(setting.data.train)
+    metrics, metric = result.get("metrics", {}), entry.trial.target.job.metrics[0]
+    score = metrics.get(metric)
     return {
         "protocol": entry.protocol,
         "budget": entry.budget,
         "seed": entry.seed,
         "lr": entry.lr,
-        "top1": result.get("top1"),
-        "best_top1": result.get("best", {}).get("top1", result.get("top1")),
-        "top5": result.get("top5"),
-        "loss": result.get("loss"),
+        "metric": metric,
+        "score": score,
+        "best_score": result.get("best", {}).get(metric, score),
+        "metrics": metrics,
         "flops": sum(levels.values()),
         "flops_by_level": {str(level): share for level, share in sorted(levels.items())},
         "method_flops": method,
@@ -94,7 +96,7 @@ def summary_of(
     tuned: Sequence[Entry] = (),
     published: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return rows, the table and FLOPs to reach standard training's accuracy; write the rows.
+    """Return rows, the table and FLOPs to reach standard training's score; write the rows.
 
     Rows that the folder had before and that are not asked for now stay.
     """
@@ -114,6 +116,7 @@ def summary_of(
     _write_rows(output, rows)
     return {
         **setting.to_json(),
+        "metric": rows[0]["metric"],
         "rows": rows,
         "lines": summarize(rows),
         "flops_to_reach": reached,

@@ -1,7 +1,7 @@
-"""What a comparison came to: means with intervals, differences, FLOPs to reach an accuracy.
+"""Statistics of a comparison: means with intervals, differences, FLOPs to reach a score.
 
-A row is one trial's result: a mapping with `protocol`, `budget`, `seed`, `flops` (normalized) and
-`top1`, which is None where it is missing.
+A row is one trial's result: a mapping with `protocol`, `budget`, `seed`, `flops` (normalized),
+`metric` (the name of the primary metric) and `score` (its value, None where it is missing).
 """
 
 import random
@@ -11,36 +11,36 @@ from math import inf, isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
+from rbdc.metrics import Metric, find_metric
+
 Row = Mapping[str, Any]
+Curve = dict[int, list[tuple[float, float]]]  # (FLOPs, score) of each seed, sorted by FLOPs
 
 STANDARD = "standard"
 RESAMPLES = 2000
-# Student's t for a two-sided 95 % interval, by degrees of freedom from 1; 1.96 far out
-T_975 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-)  # fmt: skip
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """The mean, and half the width of its 95 % interval; None where it cannot be known."""
-    if not values:
-        return None, None
-    if len(values) == 1:
-        return values[0], None
-    freedom = len(values) - 1
-    t = T_975[freedom - 1] if freedom <= len(T_975) else 1.96 + 2.4 / freedom
-    return fmean(values), t * stdev(values) / sqrt(len(values))
+    """Return the mean and half the width of its 95 % t-interval; None where it is unknown."""
+    if len(values) < 2:
+        return (values[0] if values else None), None
+    from scipy.stats import t  # takes a second to import, and only results need it
+
+    half = t.ppf(0.975, df=len(values) - 1) * stdev(values) / sqrt(len(values))
+    return fmean(values), float(half)
 
 
 def summarize(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A line for each protocol and budget, in the order of the rows."""
+    """Return a line of the table for each protocol and budget, in the order of the rows.
+
+    `gap` is the score minus standard training's: the metric says which sign is good.
+    """
     lines = []
     for protocol, budget in dict.fromkeys((row["protocol"], row["budget"]) for row in rows):
         here = [row for row in rows if (row["protocol"], row["budget"]) == (protocol, budget)]
-        done = [row for row in here if row["top1"] is not None]
-        mean, interval = mean_and_interval([row["top1"] for row in done])
-        best, _ = mean_and_interval([row["best_top1"] for row in done])
+        done = [row for row in here if row["score"] is not None]
+        mean, interval = mean_and_interval([row["score"] for row in done])
+        best, _ = mean_and_interval([row["best_score"] for row in done])
         gap, gap_interval = mean_and_interval(_gaps(rows, done))
         lines.append(
             {
@@ -49,9 +49,9 @@ def summarize(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "flops": fmean(row["flops"] for row in here),
                 "seeds": len(done),
                 "missing": len(here) - len(done),
-                "top1": mean,
-                "top1_interval": interval,
-                "best_top1": best,
+                "score": mean,
+                "score_interval": interval,
+                "best_score": best,
                 "gap": gap,
                 "gap_interval": gap_interval,
                 "seconds": fmean(row["seconds"] for row in done) if done else None,
@@ -63,28 +63,33 @@ def summarize(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _gaps(rows: Sequence[Row], here: Sequence[Row]) -> list[float]:
-    """Differences from standard training at the same budget, seed by seed."""
+    """Return the differences from standard training at the same budget, seed by seed."""
     standard = {
-        (row["budget"], row["seed"]): row["top1"] for row in rows if row["protocol"] == STANDARD
+        (row["budget"], row["seed"]): row["score"] for row in rows if row["protocol"] == STANDARD
     }
     others = [(row, standard.get((row["budget"], row["seed"]))) for row in here]
     return [
-        row["top1"] - other
+        row["score"] - other
         for row, other in others
         if other is not None and row["protocol"] != STANDARD
     ]
 
 
 def flops_to_reach(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """For each protocol, the normalized FLOPs at which it is as good as standard training with the
-    most FLOPs, read off its curve (linear between budgets).
+    """Return the normalized FLOPs at which each protocol reaches standard training's best score.
 
-    The interval is a bootstrap over seeds, the same ones for both curves. `inf` says that the
-    curve does not get there; `-inf`, that it is there already at its smallest budget.
+    The goal is the score of standard training with the most FLOPs. A protocol's curve is linear
+    between its budgets. `inf` says that the curve does not reach the goal; `-inf`, that it is
+    better already at its smallest budget.
+
+    The interval is a percentile bootstrap over seeds, the same ones for both curves. It is not
+    `scipy.stats.bootstrap`: that one refuses a single seed, and interpolates between percentiles,
+    which makes NaN of the infinite values.
     """
     curves = _curves(rows)
     if STANDARD not in curves:
         return {}
+    metric = find_metric(rows[0]["metric"])
     seeds = sorted({row["seed"] for row in rows})
     draw = random.Random(0)
     samples = [seeds, *(draw.choices(seeds, k=len(seeds)) for _ in range(RESAMPLES))]
@@ -95,7 +100,7 @@ def flops_to_reach(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
             goal = _mean_curve(curves[STANDARD], sample)
             mine = _mean_curve(curve, sample)
             if goal and mine:
-                found.append(crossing(mine, goal[-1][1]))
+                found.append(crossing(mine, goal[-1][1], metric))
         if not found:
             continue
         ordered = sorted(found[1:])
@@ -104,20 +109,17 @@ def flops_to_reach(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     return reached
 
 
-Curve = dict[int, list[tuple[float, float]]]  # of each seed: (FLOPs, accuracy), by FLOPs
-
-
 def _curves(rows: Sequence[Row]) -> dict[str, Curve]:
     curves: dict[str, Curve] = {}
     for row in sorted(rows, key=lambda row: row["flops"]):
-        if row["top1"] is not None:
+        if row["score"] is not None:
             points = curves.setdefault(row["protocol"], {}).setdefault(row["seed"], [])
-            points.append((row["flops"], row["top1"]))
+            points.append((row["flops"], row["score"]))
     return curves
 
 
 def _mean_curve(curve: Curve, seeds: Sequence[int]) -> list[tuple[float, float]]:
-    """The mean over seeds, where all of them have been."""
+    """Return the mean over seeds, up to the last budget that all of them have."""
     chosen = [curve[seed] for seed in seeds if seed in curve]
     if not chosen:
         return []
@@ -128,16 +130,17 @@ def _mean_curve(curve: Curve, seeds: Sequence[int]) -> list[tuple[float, float]]
     ]
 
 
-def crossing(curve: Sequence[tuple[float, float]], goal: float) -> float:
-    """Where a curve of (FLOPs, accuracy) first reaches the goal."""
-    if curve[0][1] >= goal:
-        return curve[0][0] if curve[0][1] == goal else -inf
+def crossing(curve: Sequence[tuple[float, float]], goal: float, metric: Metric) -> float:
+    """Return the FLOPs at which a curve of (FLOPs, score) first reaches the goal."""
+    first_flops, first = curve[0]
+    if first == goal or metric.is_better(first, goal):
+        return first_flops if first == goal else -inf
     for (x0, y0), (x1, y1) in pairwise(curve):
-        if y1 >= goal:
+        if y1 == goal or metric.is_better(y1, goal):
             return x0 + (goal - y0) / (y1 - y0) * (x1 - x0)
     return inf
 
 
 def plain(value: float) -> float | str:
-    """For JSON, which has no infinity."""
+    """Return a number for JSON, which has no infinity."""
     return value if isfinite(value) else str(value)

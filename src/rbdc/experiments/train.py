@@ -69,7 +69,7 @@ class Training:
         spent = _sum(mine, "training_flops")
         return {
             **summary_of(self.setting, self.entries, output),
-            **{name: target.get(name) for name in ("top1", "top5", "loss", "best")},
+            **{name: target.get(name) for name in ("metrics", "best")},
             "training_flops": spent,
             "teacher_flops": _sum(mine, "teacher_flops"),
             "planned_flops": self.plan.training_flops,

@@ -49,7 +49,12 @@ class GrowJob(Job):
 
     def describe(self) -> dict[str, Any]:
         """Return what run.json says about the job."""
-        return {"kind": "grow", "width": self.model.width, "method": self.method.content()}
+        return {
+            "kind": "grow",
+            "width": self.model.width,
+            "method": self.method.content(),
+            "metrics": list(self.metrics),
+        }
 
     @property
     def label(self) -> str:
@@ -114,7 +119,7 @@ class GrowJob(Job):
         return {
             "kind": "grow",
             "method": self.method.content(),
-            **scores.to_json(),
+            "metrics": scores.to_json(),
             **grown.record,
             "images": self.images,
             "training_flops": self.flops,

@@ -46,6 +46,8 @@ class Job(ABC):
     """Whether it is a training: it takes long and reports progress."""
     parents: "tuple[Job, ...]"
     """Jobs that must be finished first."""
+    metrics: ClassVar[tuple[str, ...]] = ("top1",)
+    """Names of the metrics shown to people, the primary one first."""
 
     @abstractmethod
     def content(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from rbdc.jobs.job import FORMAT, Context, Job
 from rbdc.jobs.layout import AVERAGE, MODEL, SAVED_FOR_GROWTH, START
 from rbdc.jobs.measure import faster_jobs, images_per_second
 from rbdc.jobs.method import SavedForGrowth
+from rbdc.metrics import final_scores
 from rbdc.models import ModelSpec, build_empty, export, halves_layout, shapes_of
 from rbdc.plan import CounterName, Scaling, forward_flops, training_flops
 from rbdc.plan.flops import DEFAULT_COUNTER
@@ -74,6 +75,7 @@ class TrainJob(Job):
             "width": self.model.width,
             "epochs": task.epochs,
             "seed": task.seed,
+            "metrics": list(self.metrics),
         }
 
     @property
@@ -203,9 +205,7 @@ class TrainJob(Job):
         last = trained.history[-1]
         return {
             "kind": "train",
-            "top1": last.get("ema_top1", last["top1"]),
-            "top5": last.get("ema_top5", last["top5"]),
-            "loss": last.get("ema_loss", last["loss"]),
+            "metrics": final_scores(last),
             "last": last,
             "best": trained.best,
             "images": trained.images,

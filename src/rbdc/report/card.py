@@ -1,10 +1,10 @@
-"""`rbdc export`: a finished run's model with its card, ready for a model hub.
+"""Implement `rbdc export`: write a finished run's model with its card, ready for a model hub.
 
 OUTPUT/
   model.safetensors, config.json, rbdc.json   the run's model, as timm loads it
   README.md                                   the model card
   recipe.yaml                                 every setting, to repeat the run with
-  figures/budget.png, figures/curves.png      what the card shows
+  figures/budget.png, figures/curves.png      the card's figures
 """
 
 import re
@@ -33,10 +33,10 @@ _OURS = {*_MODEL_FILES, CARD, SETTINGS, FIGURES}
 
 
 def export_run(run: Path, output: Path, *, license: str | None = None, force: bool = False) -> Path:
-    """Write the model of a finished run with its card, whole or not at all; where it is.
+    """Write the model of a finished run with its card, whole or not at all; return the folder.
 
-    Weights are copied, byte for byte. `license` is Hugging Face's name of one; none is claimed
-    unless it is given. `force` replaces what this function wrote before, and nothing else.
+    Weights are copied byte for byte. `license` is Hugging Face's identifier of a licence; the card
+    names none unless it is given. `force` replaces an earlier export, and nothing else.
     """
     _check_license(license)
     _check_finished(run)
@@ -59,7 +59,7 @@ def export_run(run: Path, output: Path, *, license: str | None = None, force: bo
 
 
 def export_lines(run: Path, output: Path) -> list[str]:
-    """What to do with the folder now."""
+    """Return the lines that say how to read, load and upload the folder."""
     how = (
         f'timm.create_model("local-dir:{output}", pretrained=True)'
         if (read_json(run / RESULT) or {})["timm_loads"]
@@ -93,7 +93,7 @@ def _write(folder: Path, run: Path, content: Mapping[str, Any], license: str | N
 
 
 def _draw(folder: Path, run: Mapping[str, Any]) -> list[str]:
-    """Which figures were drawn: a log may have been thrown away."""
+    """Draw the figures, and return the names of those whose logs still exist."""
     plan, nodes = run["about"], list(run["nodes"].values())
     scale = plan["baseline_flops"]
     drawn = {
@@ -112,7 +112,7 @@ def _check_license(license: str | None) -> None:
 
 
 def _check_finished(run: Path) -> None:
-    """Refuse what has no model to export, and say how far it is."""
+    """Refuse a run that has no model to export, and say how far it is."""
     status = run_status(run)
     if status["kind"] == "transfer":
         raise RunError(

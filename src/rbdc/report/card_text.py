@@ -1,7 +1,7 @@
-"""The text of a model card: what `rbdc export` says of a finished run.
+"""Write the text of a model card: what `rbdc export` says about a finished run.
 
-Names of classes, of data sets and of whatever else comes from a run may hold anything. So every
-value that the template shows is escaped, unless it was made here to be Markdown.
+Names of classes, data sets and anything else that comes from a run may hold any text. So every
+value in the template is escaped, unless this module made it as Markdown.
 """
 
 import json
@@ -10,11 +10,12 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
+from statistics import fmean
 from typing import Any
 
-import yaml
 from jinja2 import Environment, StrictUndefined
 
+from rbdc.metrics import METRICS, Metric, find_metric
 from rbdc.models import ModelSpec, build_meta
 from rbdc.report.repeat import hub_name, named_data
 from rbdc.report.units import readable_duration, readable_flops
@@ -25,7 +26,7 @@ _ON_THE_HUB = {
     "cifar100": "uoft-cs/cifar100",
     "fashion-mnist": "zalando-datasets/fashion_mnist",
 }
-# What Markdown or HTML may take for more than itself; addresses would become links.
+# Characters with a meaning in Markdown or HTML; addresses would become links.
 _MEANINGFUL = re.compile(r"[&<>\"\\`*_{}\[\]#|~$@!^]|(?<=:)/|(?<=www)\.", re.IGNORECASE)
 _PLAIN_CODE = re.compile(r"[\w .,:;+/()=\[\]{}\"'-]*")
 
@@ -35,18 +36,18 @@ class Markdown(str):
 
 
 def escaped(value: object) -> Markdown:
-    """Any text as Markdown that shows just this text, on one line."""
+    """Return Markdown that shows just this text, on one line."""
     return Markdown(_MEANINGFUL.sub(lambda found: f"&#{ord(found[0])};", one_line(str(value))))
 
 
 def one_line(text: str) -> str:
-    """Without line breaks and control characters, and with nothing that UTF-8 cannot say."""
+    """Return the text without line breaks, control characters and what UTF-8 cannot encode."""
     plain = "".join(" " if unicodedata.category(c) in ("Cc", "Zl", "Zp") else c for c in text)
     return " ".join(plain.encode(errors="replace").decode().split())
 
 
 def code(value: object) -> Markdown:
-    """In the font of code, where the text is harmless; else escaped."""
+    """Return the text as Markdown code if it has no special characters, else escaped."""
     text = one_line(str(value))
     return Markdown(f"`{text}`") if text and _PLAIN_CODE.fullmatch(text) else escaped(text)
 
@@ -58,11 +59,13 @@ def card_text(
     license: str | None = None,
     figures: Sequence[str] = (),
 ) -> str:
-    """The README of an exported model: Hugging Face's front matter, and what a reader wants.
+    """Return the README of an exported model, with Hugging Face's front matter.
 
-    `run` is what `read_run` gives of a finished run, `images` timm's record of how images are
-    prepared, `figures` those that stand in the folder beside it.
+    `run` is what `read_run` returns for a finished run, `images` timm's record of how images are
+    prepared, `figures` the names of the figures in the folder beside it.
     """
+    result, metrics = run["result"], _metrics(run["result"])
+    standard = result.get("standard")
     environment = Environment(
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -72,7 +75,7 @@ def card_text(
     )
     environment.filters |= {
         "code": code,
-        "percent": lambda share: f"{share:.2%}",
+        "score": lambda values, metric: metric.text(values[metric.name]),
         "number": lambda number: f"{number:.4g}",
         "count": lambda number: f"{number:,}",
         "flops": readable_flops,
@@ -83,7 +86,11 @@ def card_text(
         front=Markdown(front_matter(run, license)),
         run=run,
         plan=run["about"],
-        result=run["result"],
+        result=result,
+        metrics=metrics,
+        metric=find_metric(result["metric"]),
+        standard=standard,
+        compared=_compared(result, standard),
         data={**run["data"], "title": _data_title(run), "named": named_data(run["data"]["name"])},
         images=images,
         figures=figures,
@@ -91,34 +98,56 @@ def card_text(
         levels=_levels(run),
         trained=_trained(run),
         settings=_settings(run),
-        **_compared(run["result"]),
     )
 
 
+def _compared(result: Mapping[str, Any], standard: Mapping[str, Any] | None) -> str:
+    """Return how far the model is from standard training, whoever won."""
+    if standard is None:
+        return ""
+    metric = find_metric(result["metric"])
+    ours, theirs = (values["metrics"][metric.name] for values in (result, standard))
+    return metric.compared(ours, theirs).capitalize()
+
+
+def _metrics(result: Mapping[str, Any]) -> list[Metric]:
+    """Return the metrics that the card shows, the primary one first."""
+    known = [METRICS[name] for name in dict.fromkeys((result["metric"], *result["metrics"]))]
+    return [metric for metric in known if metric.hub_type]
+
+
 def front_matter(run: Mapping[str, Any], license: str | None) -> str:
-    """The YAML that Hugging Face reads, with the accuracy that was measured."""
+    """Return the YAML that Hugging Face reads, with the measured scores."""
+    from huggingface_hub import EvalResult, ModelCardData  # slow to import, and only cards need it
+
     result, name = run["result"], run["data"]["name"]
     hub = hub_name(name) or _ON_THE_HUB.get(name)
     library = "timm" if result["timm_loads"] else "rbdc"
-    scores = [
-        {"type": "accuracy", "name": f"top-{k} accuracy", "value": round(result[f"top{k}"], 6)}
-        for k in (1, 5)
+    metrics = _metrics(result)
+    found = [
+        EvalResult(
+            task_type="image-classification",
+            task_name="Image Classification",
+            dataset_type=hub or one_line(name),
+            dataset_name=_data_title(run),
+            dataset_split="test",
+            metric_type=metric.hub_type,
+            metric_name=metric.title,
+            metric_value=round(result["metrics"][metric.name], 6),
+        )
+        for metric in metrics
     ]
-    found = {
-        "task": {"type": "image-classification", "name": "Image Classification"},
-        "dataset": {"type": hub or one_line(name), "name": _data_title(run), "split": "test"},
-        "metrics": scores,
-    }
-    content = {
-        "library_name": library,
-        "pipeline_tag": "image-classification",
-        **({"license": license} if license else {}),
-        "tags": list(dict.fromkeys(["image-classification", library, "rbdc"])),
-        **({"datasets": [hub]} if hub else {}),
-        "metrics": ["accuracy"],
-        "model-index": [{"name": run["about"]["model"]["name"], "results": [found]}],
-    }
-    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True)).strip()
+    data = ModelCardData(
+        library_name=library,
+        pipeline_tag="image-classification",
+        license=license,
+        tags=["image-classification", library, "rbdc"],
+        datasets=[hub] if hub else None,
+        metrics=list(dict.fromkeys(metric.hub_type for metric in metrics)),
+        model_name=run["about"]["model"]["name"],
+        eval_results=found,
+    )
+    return str(data.to_yaml())
 
 
 def _data_title(run: Mapping[str, Any]) -> str:
@@ -131,7 +160,7 @@ def _parameters(model: Mapping[str, Any]) -> int:
 
 
 def _trained(run: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every trained model, the target first; where it was coupled, from whom and how well."""
+    """Return every trained model, the target first, with its coupling and parents."""
     nodes = run["nodes"]
     trained = []
     for node in nodes.values():
@@ -144,8 +173,8 @@ def _trained(run: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _levels(run: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The plan's levels, the target first, with means over their models."""
-    levels = []
+    """Return the plan's levels, the target first, with mean scores of their models."""
+    levels, name = [], run["result"]["metric"]
     for stage in reversed(run["about"]["stages"]):
         here = [
             node
@@ -156,20 +185,21 @@ def _levels(run: Mapping[str, Any]) -> list[dict[str, Any]]:
             {
                 **stage,
                 "spent_flops": sum(node["flops"] for node in here),
-                "parents_top1": _mean([p["top1"] for node in here for p in node["from"]]),
-                "start_top1": _mean([n["start_top1"] for n in here if n["coupling"]]),
-                "top1": _mean([node["top1"] for node in here]),
+                "parents": _mean(name, [p["metrics"] for node in here for p in node["from"]]),
+                "start": _mean(name, [node["start"] for node in here if node["coupling"]]),
+                "metrics": _mean(name, [node["metrics"] for node in here]),
             }
         )
     return levels
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _mean(name: str, metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of one metric by its name; empty if there is no model."""
+    return {name: fmean(values[name] for values in metrics)} if metrics else {}
 
 
 def _settings(run: Mapping[str, Any]) -> list[tuple[str, Markdown]]:
-    """What was set otherwise than by default, of the recipe and of the transition."""
+    """Return the settings of the recipe and the transition that differ from their defaults."""
     defaults = {**asdict(Request()), **asdict(Recipe())}
     asked = {name: run["asked"][name] for name in run["asked"] if name in defaults}
     return [
@@ -181,10 +211,3 @@ def _settings(run: Mapping[str, Any]) -> list[tuple[str, Markdown]]:
 
 def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _compared(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Standard training beside it, whoever won."""
-    standard = result.get("standard")
-    gap = 100 * (result["top1"] - standard["top1"]) if standard else 0.0
-    return {"standard": standard, "gap": gap}

@@ -1,4 +1,4 @@
-"""A comparison for people: its cost before, its table and its pictures after."""
+"""Print a comparison: its cost before it starts, its table and its plots afterwards."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from rbdc.metrics import Metric, find_metric
 from rbdc.report.units import readable_duration, readable_flops
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, and markers for more protocols
@@ -24,13 +25,16 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 
 def comparison_table(summary: Mapping[str, Any]) -> RenderableType:
-    """A line for each protocol and budget; then FLOPs to reach standard training's accuracy.
+    """Return a row for each protocol and budget, then the FLOPs to reach standard's best score.
 
-    Where the comparison is one of the paper's, the paper's own accuracy stands beside ours.
+    A difference from standard training is green where it is better and red where it is worse, if
+    its interval excludes 0.
+    Where the comparison is one of the paper's, the paper's own score stands beside ours.
     """
+    metric = find_metric(summary["metric"])
     table = Table(box=SIMPLE, pad_edge=False)
     published = summary.get("published") or {}
-    columns = ["protocol", "FLOPs", "top-1", "from standard", "epochs", "time", "seeds"]
+    columns = ["protocol", "FLOPs", metric.label, "from standard", "epochs", "time", "seeds"]
     for column in (*columns, *(["the paper"] if published else [])):
         justify: Any = "left" if column in ("protocol", "epochs") else "right"
         table.add_column(column, justify=justify, no_wrap=True)
@@ -41,15 +45,22 @@ def comparison_table(summary: Mapping[str, Any]) -> RenderableType:
         table.add_row(
             escape(line["protocol"]),
             f"{line['flops']:.3f}",
-            _percent(line["top1"], line["top1_interval"]),
-            _points(line["gap"], line["gap_interval"]),
+            metric.text(line["score"], line["score_interval"], absent="missing"),
+            Text(metric.difference(line["gap"], line["gap_interval"]), style=_colour(line, metric)),
             epochs_of_levels(line["epochs"]),
             readable_duration(seconds) if seconds is not None else "",
             _seeds(line),
-            *([_percent(published.get(key), None, "")] if published else []),
+            *([metric.text(published.get(key))] if published else []),
             end_section=last,
         )
     return Group(table, *(Text(line) for line in notes(summary)))
+
+
+def _colour(line: Mapping[str, Any], metric: Metric) -> str:
+    """Return the colour of a difference from standard training whose interval excludes 0."""
+    if line["gap_interval"] is None or abs(line["gap"]) <= line["gap_interval"]:
+        return ""
+    return "green" if metric.is_better(line["gap"], 0.0) else "red"
 
 
 def _seeds(line: Mapping[str, Any]) -> str:
@@ -58,16 +69,19 @@ def _seeds(line: Mapping[str, Any]) -> str:
 
 
 def notes(summary: Mapping[str, Any]) -> list[str]:
-    """What the table does not say."""
+    """Return the lines below the table: units, FLOPs to reach standard's score, tuned rates."""
+    metric = find_metric(summary["metric"])
+    direction = "" if metric.higher_is_better else ", lower is better"
     standard = readable_flops(summary["baseline_flops"])
     lines = [
         f"FLOPs of all models involved, 1 is standard training for {summary['baseline_epochs']:g} "
-        f"epochs ({standard}); top-1 of the last weights, mean and 95 % interval over seeds"
+        f"epochs ({standard}); {metric.label} of the last weights, mean and 95 % interval over "
+        f"seeds{direction}"
     ]
     budgets = Counter(line["protocol"] for line in summary["lines"])
     for protocol, found in summary["flops_to_reach"].items():
         if protocol != "standard" and budgets[protocol] > 1:  # a curve to read it off
-            lines.append(f"{protocol} {_reached(found)}")
+            lines.append(f"{protocol} {_reached(found, metric)}")
     if summary["tuning"]:
         rates = {row["protocol"]: row["lr"] for row in summary["rows"]}
         lines.append(
@@ -78,7 +92,7 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
 
 
 def epochs_of_levels(epochs: Mapping[str, Sequence[float]]) -> str:
-    """'4 x 1.3 + 2 x 2.6 + 5.2': leaves first."""
+    """Return the epochs of every model, leaves first: '4×1.3 + 2×2.6 + 5.2'."""
     parts = []
     for level in sorted(epochs, key=int, reverse=True):
         counts = [f"{count:.3g}" for count in epochs[level]]
@@ -90,7 +104,10 @@ def epochs_of_levels(epochs: Mapping[str, Sequence[float]]) -> str:
 
 
 def short_epochs(epochs: Mapping[str, Sequence[float]], between: str = " / ") -> str:
-    """'1.3 / 2.6 / 5.2': of one model of each level, or of all where they differ; leaves first."""
+    """Return the epochs of one model of each level, leaves first: '1.3 / 2.6 / 5.2'.
+
+    Where models of one level differ, all of them are named.
+    """
     levels = [epochs[level] for level in sorted(epochs, key=int, reverse=True)]
     return between.join(
         "+".join(dict.fromkeys(f"{count:.3g}" for count in counts)) for counts in levels
@@ -100,7 +117,7 @@ def short_epochs(epochs: Mapping[str, Sequence[float]], between: str = " / ") ->
 def cost_lines(
     trials: int, jobs: int, alone: float, shared: float, baseline_flops: float
 ) -> list[str]:
-    """What a comparison will cost, said before it starts."""
+    """Return what a comparison will cost, to be printed before it starts."""
     return [
         f"{_count(trials, 'trial')} of {_count(jobs, 'job')}: {readable_flops(shared)}, "
         f"{shared / baseline_flops:.2f} times standard training",
@@ -113,7 +130,7 @@ def _count(number: int, what: str) -> str:
 
 
 def hours_lines(seconds: float, images_per_second: float, measured_here: bool) -> list[str]:
-    """Device-hours, at the speed of the target's training."""
+    """Return the device-hours, from the speed of the target's training."""
     source = "measured here in a few steps" if measured_here else "as given"
     return [
         f"{seconds / 3600:,.1f} device-hours at {images_per_second:,.1f} images/s of the target "
@@ -122,7 +139,7 @@ def hours_lines(seconds: float, images_per_second: float, measured_here: bool) -
 
 
 def plan_lines(comparison_rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """The trials of one seed before anything runs: epochs and FLOPs."""
+    """Return a table of one seed's trials before anything runs: epochs and FLOPs."""
     table = Table(box=SIMPLE, pad_edge=False)
     for column in ("protocol", "FLOPs", "epochs", "passes"):
         table.add_column(column, justify="left" if column in ("protocol", "epochs") else "right")
@@ -136,26 +153,15 @@ def plan_lines(comparison_rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
-def _percent(value: float | None, interval: float | None, absent: str = "missing") -> str:
-    if value is None:
-        return absent
-    return f"{value:.2%}" + (f" ± {100 * interval:.2f}" if interval is not None else "")
-
-
-def _points(value: float | None, interval: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{100 * value:+.2f}" + (f" ± {100 * interval:.2f}" if interval is not None else "")
-
-
-def _reached(found: Mapping[str, Any]) -> str:
-    """When a protocol is as good as standard training with the most FLOPs."""
+def _reached(found: Mapping[str, Any], metric: Metric) -> str:
+    """Return when a protocol is as good as standard training with the most FLOPs."""
+    goal = f"standard training's best {metric.label}"
     if found["flops"] == "inf":
-        text = "does not reach standard training's best accuracy"
+        text = f"does not reach {goal}"
     elif found["flops"] == "-inf":
-        text = "is better than standard training's best already at its smallest budget"
+        text = f"is better than {goal} already at its smallest budget"
     else:
-        text = f"reaches standard training's best accuracy at {found['flops']:.2f} of the FLOPs"
+        text = f"reaches {goal} at {found['flops']:.2f} of the FLOPs"
     words = {"inf": "never", "-inf": "the smallest budget"}
     low, high = (words.get(found[end], found[end]) for end in ("low", "high"))
     if found["low"] == found["high"]:
@@ -167,7 +173,7 @@ def _reached(found: Mapping[str, Any]) -> str:
 def save_comparison_plots(
     summary: Mapping[str, Any], folder: Path, ends: Sequence[str] = ("png", "svg")
 ) -> list[Path]:
-    """Accuracy against FLOPs, and against time: PNG to look at, SVG to print."""
+    """Plot the score against FLOPs and against time, once for each format; return the files."""
     pictures: list[Path] = []
     if not _protocols(summary):
         return pictures
@@ -190,13 +196,14 @@ def _draw_flops(summary: Mapping[str, Any], path: Path) -> None:
         max(len(line["epochs"]) for line in _lines(summary, protocol)) if crowded else 1
         for protocol in protocols
     ]
+    metric = find_metric(summary["metric"])
     figure, axes, below = _figure(summary, rows=sum(heights))
     middles = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
     grey: Any = {"ha": "center", "va": "center", "fontsize": 8, "color": "0.35"}
     for number, protocol in enumerate(protocols):
         lines = _lines(summary, protocol)
         aside = 0.03 * margin * (number - (len(protocols) - 1) / 2)  # so that bars can be seen
-        _draw_line(axes, [line["flops"] + aside for line in lines], lines, protocol, number)
+        _draw_line(axes, [line["flops"] + aside for line in lines], lines, metric, protocol, number)
         for line in lines:
             text = short_epochs(line["epochs"], between)
             below.text(line["flops"], middles[number], text, **grey)
@@ -216,7 +223,7 @@ def _draw_flops(summary: Mapping[str, Any], path: Path) -> None:
 
 
 def _crowded(summary: Mapping[str, Any], span: float) -> bool:
-    """Whether a protocol's epochs at one budget would run into those at the next."""
+    """Return whether a protocol's epochs at one budget would run into those at the next."""
     for protocol in _protocols(summary):
         for one, other in pairwise(_lines(summary, protocol)):
             letters = 2 + sum(len(short_epochs(line["epochs"])) for line in (one, other)) / 2
@@ -227,18 +234,23 @@ def _crowded(summary: Mapping[str, Any], span: float) -> bool:
 
 
 def _draw_side_by_side(summary: Mapping[str, Any], path: Path) -> None:
-    """One budget: protocols below each other, where points on one spot could not be told apart."""
+    """Draw the protocols of one budget below each other, the best one on top.
+
+    As points of a curve they would lie on one spot.
+    """
     from matplotlib.figure import Figure
 
-    known = [line for line in summary["lines"] if line["top1"] is not None]
-    lines = sorted(known, key=lambda line: line["top1"])
+    metric = find_metric(summary["metric"])
+    known = [line for line in summary["lines"] if line["score"] is not None]
+    lines = metric.worst_first(known, lambda line: float(line["score"]))
     figure = Figure(figsize=(9, 1.4 + 0.32 * len(lines)), layout="constrained")
     axes = figure.add_subplot()
-    for place, line in enumerate(lines):
+    for row, line in enumerate(lines):
         kind = line["protocol"].partition(":")[0]
         colour = {"standard": COLOURS[0], "rbdc": COLOURS[2]}.get(kind, COLOURS[1])
-        spread = 100 * (line["top1_interval"] or 0.0)
-        axes.errorbar(100 * line["top1"], place, xerr=spread, fmt="o", color=colour, capsize=3)
+        half = metric.scale * (line["score_interval"] or 0.0)
+        score = metric.scale * line["score"]
+        axes.errorbar(score, row, xerr=half, fmt="o", color=colour, capsize=3)
     names = [f"{line['protocol']} ({line['flops']:.2g})" for line in lines]
     axes.set_yticks(range(len(lines)), names)
     epochs = axes.twinx()
@@ -248,22 +260,24 @@ def _draw_side_by_side(summary: Mapping[str, Any], path: Path) -> None:
         side.set_ylim(-0.6, len(lines) - 0.4)
         side.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", color="0.9")
-    axes.set_xlabel("top-1 accuracy (%); in brackets FLOPs, on the right epochs of each level")
+    axes.set_xlabel(f"{metric.axis}; in brackets FLOPs, on the right epochs of each level")
     _title(axes, summary)
     figure.savefig(path, dpi=150)
 
 
 def _draw_time(summary: Mapping[str, Any], path: Path) -> None:
+    metric = find_metric(summary["metric"])
     figure, axes, _ = _figure(summary, rows=0)
     for number, protocol in enumerate(_protocols(summary)):
         lines = [line for line in _lines(summary, protocol) if line["seconds"] is not None]
-        _draw_line(axes, [line["seconds"] / 60 for line in lines], lines, protocol, number)
+        minutes = [line["seconds"] / 60 for line in lines]
+        _draw_line(axes, minutes, lines, metric, protocol, number)
     axes.set_xlabel("minutes of training and evaluation, of all models one after the other")
     _finish(figure, axes, path)
 
 
 def _figure(summary: Mapping[str, Any], rows: int) -> tuple[Any, Any, Any]:
-    """A figure with room for the curves, and for so many rows of text below them."""
+    """Return a figure, axes for its curves, and axes for so many rows of text below them."""
     from matplotlib.figure import Figure
 
     table = 0.22 * rows
@@ -276,7 +290,7 @@ def _figure(summary: Mapping[str, Any], rows: int) -> tuple[Any, Any, Any]:
         below.tick_params(labelbottom=False)
     else:
         axes, below = figure.add_subplot(), None
-    axes.set_ylabel("top-1 accuracy (%)")
+    axes.set_ylabel(find_metric(summary["metric"]).axis)
     _title(axes, summary)
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
@@ -284,22 +298,22 @@ def _figure(summary: Mapping[str, Any], rows: int) -> tuple[Any, Any, Any]:
 
 
 def _title(axes: Any, summary: Mapping[str, Any]) -> None:
-    title = f"{summary['model']['name']}: protocols at equal FLOPs, {_spread(summary)}"
+    title = f"{summary['model']['name']}: protocols at equal FLOPs, {_interval_note(summary)}"
     axes.set_title(title, loc="left", fontsize="medium")
 
 
-def _spread(summary: Mapping[str, Any]) -> str:
+def _interval_note(summary: Mapping[str, Any]) -> str:
     many = max(line["seeds"] for line in summary["lines"]) > 1
     return "mean and 95 % interval" if many else "one seed"
 
 
 def _draw_line(
-    axes: Any, places: Sequence[float], lines: Sequence[Any], protocol: str, number: int
+    axes: Any, xs: Sequence[float], lines: Sequence[Any], metric: Metric, protocol: str, number: int
 ) -> None:
     axes.errorbar(
-        places,
-        [100 * line["top1"] for line in lines],
-        yerr=[100 * (line["top1_interval"] or 0.0) for line in lines],
+        xs,
+        [metric.scale * line["score"] for line in lines],
+        yerr=[metric.scale * (line["score_interval"] or 0.0) for line in lines],
         label=protocol,
         capsize=3,
         elinewidth=1,
@@ -323,11 +337,10 @@ def _finish(figure: Any, axes: Any, path: Path) -> None:
 
 
 def _protocols(summary: Mapping[str, Any]) -> list[str]:
-    return list(
-        dict.fromkeys(line["protocol"] for line in summary["lines"] if line["top1"] is not None)
-    )
+    known = [line for line in summary["lines"] if line["score"] is not None]
+    return list(dict.fromkeys(line["protocol"] for line in known))
 
 
 def _lines(summary: Mapping[str, Any], protocol: str) -> list[Any]:
     found = [line for line in summary["lines"] if line["protocol"] == protocol]
-    return sorted((line for line in found if line["top1"] is not None), key=lambda x: x["flops"])
+    return sorted((line for line in found if line["score"] is not None), key=lambda x: x["flops"])

@@ -1,39 +1,39 @@
-"""Figures of detectors, fit for a paper: their precision as they learn, and at the end."""
+"""Draw figures of detectors for a paper: their precision during training, and at the end."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rbdc.metrics import Metric
 from rbdc.report.compare import COLOURS, MARKERS
-from rbdc.report.figures import bare, markers, save_figure
+from rbdc.report.figures import bare, markers, plotted_scores, save_figure
 from rbdc.report.precision import PARTS
 
 _COLOURS = COLOURS[1:]  # black is standard training's
 _LONGEST = 34  # letters of a name beside a figure
-_MEASURED = {"box mAP (%)": "box_map", "mask mAP (%)": "mask_map"}
 
 
 def draw_precision_curves(
-    nodes: Mapping[str, Mapping[str, Any]], backbones: Sequence[Mapping[str, Any]], path: Path
+    nodes: Mapping[str, Mapping[str, Any]],
+    backbones: Sequence[Mapping[str, Any]],
+    metrics: Sequence[Metric],
+    path: Path,
 ) -> bool:
-    """Box and mask mAP epoch by epoch: a colour a backbone, a line a seed."""
-    if not any(node["history"].get("epoch") for node in nodes.values()):
+    """Draw every metric epoch by epoch: a colour for each backbone, a line for each seed."""
+    if not metrics or not any(node["history"].get("epoch") for node in nodes.values()):
         return False
-    figure = _figure((9, 3.6))
-    for axes, (title, measured) in zip(figure.subplots(1, 2), _MEASURED.items(), strict=True):
+    figure = _figure((4.5 * len(metrics), 3.6))
+    all_axes = figure.subplots(1, len(metrics), squeeze=False)[0]
+    for axes, metric in zip(all_axes, metrics, strict=True):
         for number, backbone in enumerate(backbones):
-            drawn = [nodes[key]["history"] for key in backbone["keys"]]
-            for history in (history for history in drawn if history.get("epoch")):
-                values = history.get(f"ema_{measured}") or history.get(measured) or []
-                axes.plot(
-                    history["epoch"][: len(values)],
-                    [None if value is None else 100 * value for value in values],
-                    **_style(number, marked=bool(markers(len(values)))),
-                )
+            for node in (nodes[key] for key in backbone["keys"]):
+                if values := plotted_scores(node, metric):
+                    style = _style(number, marked=bool(markers(len(values))))
+                    axes.plot(node["history"]["epoch"], values, **style)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("epochs")
-        axes.set_title(title, loc="left", fontsize="medium")
+        axes.set_title(metric.axis, loc="left", fontsize="medium")
         axes.grid(axis="y", color="0.9")
         bare(axes)
     _legend(figure, [backbone["name"] for backbone in backbones])
@@ -41,17 +41,17 @@ def draw_precision_curves(
 
 
 def draw_precision(precision: Mapping[str, Any], path: Path) -> bool:
-    """Box and mask mAP of each backbone: means over seeds with their standard deviation."""
+    """Draw box and mask mAP of each backbone: means over seeds with their standard deviation."""
     lines = precision["boxes"]
     if not lines:
         return False
     figure = _figure((9, 1.3 + 0.38 * len(lines)))
     many = any(line["seeds"] > 1 for line in lines)
-    spread = ", mean and standard deviation over seeds" if many else ""
+    note = ", mean and standard deviation over seeds" if many else ""
     names = [_short(line["backbone"]) for line in lines]
     for axes, (part, title) in zip(figure.subplots(1, 2), PARTS.items(), strict=True):
         _bars(axes, [line["cells"]["ap"] for line in precision[part]])
-        axes.set_xlabel(f"{title} mAP (%){spread}", fontsize="small" if many else None)
+        axes.set_xlabel(f"{title} mAP (%){note}", fontsize="small" if many else None)
         axes.set_yticks(range(len(lines)), names, parse_math=False)
         axes.invert_yaxis()  # the first backbone on top
         bare(axes)

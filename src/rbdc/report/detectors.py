@@ -1,4 +1,4 @@
-"""What only a transfer has: detectors by backbone, their precision and their cost."""
+"""Collect what only a transfer has: detectors by backbone, their precision and their cost."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,11 +11,11 @@ Nodes = Mapping[str, dict[str, Any]]
 
 
 def detectors_part(nodes: Nodes, result: Mapping[str, Any], missing: list[str]) -> dict[str, Any]:
-    """What the page and the figures show of a transfer, finished or not.
+    """Return what the page and the figures show of a transfer, finished or not.
 
     Precision comes from the detectors' own results, so that it is there as soon as one is trained;
-    the cost comes with the result of the run. Scores are taken out of the nodes: they are long. All
-    that has an order is a list, because the page's JSON is sorted by its keys.
+    the cost comes with the result of the run. Scores are removed from the nodes, because they are
+    long. Everything with an order is a list, because the page's JSON is sorted by its keys.
     """
     rows: dict[str, dict[str, Any]] = {}
     for node in nodes.values():
@@ -41,7 +41,7 @@ def detectors_part(nodes: Nodes, result: Mapping[str, Any], missing: list[str]) 
 
 
 def _costs(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What a detector costs, each cost once with the backbones that have it."""
+    """Return the costs of the detectors, each once with the backbones that have it."""
     found: list[dict[str, Any]] = []
     for row in rows:
         cost = row.get("cost")

@@ -1,7 +1,7 @@
-"""Figures of a run, fit for a paper: curves, learning rates, budget, blocks of weights.
+"""Draw a run's figures for a paper: curves, learning rates, budget, blocks of weights.
 
-They take what `read_run` gives (nodes, levels), not folders. A path's suffix decides the format:
-.png, .svg or .pdf. Where there is nothing to draw yet, nothing is written, and they say so.
+The functions take what `read_run` returns (nodes, levels), not folders. A path's suffix decides the
+format: .png, .svg or .pdf. They return False, and write nothing, if there is nothing to draw yet.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rbdc.metrics import Metric, find_metric
 from rbdc.report.compare import COLOURS
 from rbdc.report.units import readable_flops
 
@@ -26,38 +27,38 @@ Node = Mapping[str, Any]
 def draw_curves(
     nodes: Iterable[Node], path: Path, *, baseline_flops: float, title: str = ""
 ) -> bool:
-    """Test accuracy of every model of a tree against the FLOPs of all it came from.
+    """Draw the primary metric of every model of a tree against the FLOPs of all its ancestors.
 
-    A level has one colour, standard training is black, and the accuracy right after a coupling,
+    A level has one colour, standard training is black, and the score right after a coupling,
     before any step, is marked. `baseline_flops` is what 1 stands for.
     """
-    nodes = list(nodes)
     trained = [node for node in nodes if node["kind"] == "train" and node["history"]]
     if not trained:
         return False
+    metric = find_metric(trained[0]["metric"])
     figure, axes = new_figure(title, (7.5, 4.2))
+    starts = False
     for node in sorted(trained, key=lambda node: -node["level"]):  # the target on top
-        before = node["flops_before"] / baseline_flops
-        places = [flops / baseline_flops for flops in node["history"]["flops"]]
-        scores = accuracies(node)
-        if node["start_top1"] is not None:
-            places, scores = [before, *places], [node["start_top1"], *scores]
-        axes.plot(places, [100 * score for score in scores], **_line_style(node, len(places)))
-        if node["start_top1"] is not None:
-            axes.plot(before, 100 * node["start_top1"], **_coupling_style(_colour(node)))
+        before, start = node["flops_before"] / baseline_flops, node["start"].get(metric.name)
+        xs = [flops / baseline_flops for flops in node["history"]["flops"]]
+        ys = plotted_scores(node, metric)
+        if start is not None:
+            xs, ys, starts = [before, *xs], [metric.scale * start, *ys], True
+            axes.plot(before, ys[0], **_coupling_style(_colour(node)))
+        axes.plot(xs, ys, **_line_style(node, len(xs)))
     axes.set_xlim(left=0)
     axes.set_xlabel(f"FLOPs of a model and all it came from (1 = {readable_flops(baseline_flops)})")
-    axes.set_ylabel("top-1 accuracy (%)")
+    axes.set_ylabel(metric.axis)
     axes.grid(axis="y", color="0.9")
     handles = _legend_of_levels(trained)
-    if any(node["start_top1"] is not None for node in trained):
+    if starts:
         handles.append(_handle("right after a coupling", **_coupling_style("0.3")))
     figure.legend(handles=handles, loc="outside right upper", frameon=False)
     return save_figure(figure, path)
 
 
 def draw_rates(nodes: Iterable[Node], path: Path, *, title: str = "") -> bool:
-    """The learning rate from a leaf to the target, epoch by epoch: restarts can be seen."""
+    """Draw the learning rate along one line from a leaf to the target, so that restarts show."""
     line = [node for node in line_to_target(nodes) if _rates(node)[0]]
     if not line:
         return False
@@ -86,7 +87,7 @@ def draw_rates(nodes: Iterable[Node], path: Path, *, title: str = "") -> bool:
 def draw_budget(
     levels: Iterable[Mapping[str, Any]], path: Path, *, baseline_flops: float, title: str = ""
 ) -> bool:
-    """FLOPs planned against FLOPs spent, level by level, beside standard training."""
+    """Draw planned and spent FLOPs of each level, beside standard training."""
     levels = [level for level in levels if not level["standard"]]
     if not levels:
         return False
@@ -130,10 +131,10 @@ def _label_parts(axes: Any, row: int, parts: Sequence[float], width: float) -> N
 
 
 def draw_blocks(node: Node, path: Path, *, standard: Node | None = None, title: str = "") -> bool:
-    """How far the halves of a coupled model have grown together: layers x epochs, and their mean.
+    """Draw the size of the off-diagonal blocks of a coupled model: layers x epochs, and their mean.
 
     It is the root mean square of the two off-diagonal blocks over that of the diagonal ones: 0
-    right after a coupling, about 1 in a model that never was two. Standard training's mean is
+    right after a coupling, about 1 in a model that was never coupled. Standard training's mean is
     drawn beside the model's.
     """
     ratios = block_ratios(node)
@@ -165,7 +166,7 @@ def draw_blocks(node: Node, path: Path, *, standard: Node | None = None, title: 
 
 
 def block_ratios(node: Node) -> np.ndarray[Any, Any] | None:
-    """(times, layers): off-diagonal over diagonal blocks of each weight, seen as 2 x 2 blocks."""
+    """Return off-diagonal over diagonal size of each weight as 2 x 2 blocks: (times, layers)."""
     blocks = node["blocks"]
     if not blocks or not blocks["names"]:
         return None
@@ -203,16 +204,16 @@ def _heat_map(
     figure.colorbar(mesh, ax=axes, label="RMS of off-diagonal / diagonal blocks")
 
 
-def _edges(places: Sequence[float]) -> list[float]:
-    """Of cells around these places: halfway to the next, and as far on at both ends."""
-    if len(places) == 1:
-        return [places[0] - 0.5, places[0] + 0.5]
-    middles = [(a + b) / 2 for a, b in pairwise(places)]
-    return [2 * places[0] - middles[0], *middles, 2 * places[-1] - middles[-1]]
+def _edges(centres: Sequence[float]) -> list[float]:
+    """Return the edges of cells around these centres, halfway between neighbours."""
+    if len(centres) == 1:
+        return [centres[0] - 0.5, centres[0] + 0.5]
+    middles = [(a + b) / 2 for a, b in pairwise(centres)]
+    return [2 * centres[0] - middles[0], *middles, 2 * centres[-1] - middles[-1]]
 
 
 def line_to_target(nodes: Iterable[Node]) -> list[Node]:
-    """The trainings from a leaf to the target, by the first parent of each coupling."""
+    """Return the trainings from a leaf to the target, by the first parent of each coupling."""
     by_key = {node["key"]: node for node in nodes if node["name"] != STANDARD}
     used = {parent for node in by_key.values() for parent in node["parents"]}
     ends = [node for key, node in by_key.items() if key not in used]
@@ -225,10 +226,10 @@ def line_to_target(nodes: Iterable[Node]) -> list[Node]:
     return line
 
 
-def accuracies(node: Node) -> list[float]:
-    """Top-1 at each evaluation: of the averaged weights, where there are any."""
-    history = node["history"]
-    return list(history.get("ema_top1") or history["top1"])
+def plotted_scores(node: Node, metric: Metric) -> list[float | None]:
+    """Return the scaled score of each evaluation: of the EMA weights where there are any."""
+    values = node["history"].get(f"ema_{metric.name}") or node["history"].get(metric.name, [])
+    return [None if value is None else metric.scale * value for value in values]
 
 
 def _rates(node: Node) -> tuple[list[float], list[float]]:
@@ -237,7 +238,7 @@ def _rates(node: Node) -> tuple[list[float], list[float]]:
 
 
 def _name(node: Node) -> str:
-    """In a comparison, a name begins with its trial's."""
+    """Return a node's name without that of its trial in a comparison."""
     return "standard training" if node["name"] == STANDARD else node["name"].rpartition(": ")[2]
 
 
@@ -253,6 +254,7 @@ def _line_style(node: Node, points: int) -> dict[str, Any]:
 
 
 def markers(points: int) -> dict[str, Any]:
+    """Return the marker options of a curve with so many points."""
     return {"marker": "o", "markersize": 3} if points <= _MOST_MARKERS else {}
 
 
@@ -268,7 +270,7 @@ def _coupling_style(colour: str) -> dict[str, Any]:
 
 
 def _legend_of_levels(trained: Sequence[Node]) -> list[Any]:
-    """A line for each level, the target's first, standard training last."""
+    """Return a handle for each level, the target's first, standard training last."""
     handles = []
     ours = [node for node in trained if node["name"] != STANDARD]
     for level in sorted({node["level"] for node in ours}):
@@ -287,6 +289,7 @@ def _handle(label: str, **style: Any) -> Any:
 
 
 def new_figure(title: str, size: tuple[float, float]) -> tuple[Any, Any]:
+    """Return a figure with one pair of axes, and the axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
@@ -297,10 +300,12 @@ def new_figure(title: str, size: tuple[float, float]) -> tuple[Any, Any]:
 
 
 def bare(axes: Any) -> None:
+    """Hide the upper and the right border of the axes."""
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def save_figure(figure: Any, path: Path) -> bool:
+    """Write a figure in the format of the path's suffix; return True."""
     from matplotlib import rc_context
 
     with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):  # text stays text

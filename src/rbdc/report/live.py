@@ -1,4 +1,4 @@
-"""A run as it goes: bars on a terminal, plain lines elsewhere."""
+"""Show the progress of a run: bars on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,19 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from rbdc.jobs.engine import Event
 from rbdc.jobs.job import Node
+from rbdc.metrics import final_scores, find_metric
 from rbdc.report.units import readable_duration
 
 
 class LiveRun:
-    """Watches jobs being run, and says what happens."""
+    """Receives the events of an engine, and prints them."""
 
     def __init__(self, nodes: Sequence[Node], console: Console | None = None) -> None:
         self.console = console or Console()
         self.expect(nodes)
         self.done: dict[str, float] = {}  # share of each training
-        self.began: float | None = None  # when the first step was told of
-        self.found = 0.0  # FLOPs of what was already trained
+        self.began: float | None = None  # time of the first progress event
+        self.found = 0.0  # FLOPs of jobs that were finished before this session
         self.bars: dict[str, TaskID] = {}
         self.lines: dict[str, int] = {}
         self.rich = self.console.is_terminal
@@ -38,7 +39,7 @@ class LiveRun:
         )
 
     def expect(self, nodes: Sequence[Node]) -> None:
-        """Expect these jobs and no others."""
+        """Set the jobs that events will be about."""
         self.nodes = {node.job.key: node for node in nodes}
         self.work = {node.job.key: node.job.flops for node in nodes if node.job.trains}
 
@@ -56,30 +57,32 @@ class LiveRun:
         self.progress.stop()
 
     def __call__(self, event: Event) -> None:
+        """Print one event, and move the bars."""
         node = self.nodes[event.key]
         name = f"{node.name} ({node.job.size})" if node.job.size else node.name
         if event.kind == "found" and event.key in self.work:
             self.done[event.key] = 1.0
             self.found += self.work[event.key]
-            self._say(f"{name}: already trained, {_scores(event.result or {})}")
+            scores = _scores(node, (event.result or {}).get("metrics", {}))
+            self._say(f"{name}: already trained, {scores}")
         elif event.kind == "started" and event.key in self.work:
             self.bars[event.key] = self.progress.add_task(name, total=1.0, what="")
             if event.devices:
                 self._say(f"{name}: begins on {event.devices}")
         elif event.kind == "progress":
-            self._progress(event, name)
+            self._progress(event, node, name)
         elif event.kind == "finished":
             self.done[event.key] = 1.0
             if event.key in self.bars:
                 self.progress.remove_task(self.bars.pop(event.key))
-            self._say(f"{name}: {_outcome(event.result or {})}")
+            self._say(f"{name}: {_outcome(node, event.result or {})}")
         elif event.kind == "failed":
             self._say(f"{name}: failed: {event.error.splitlines()[0]}")
         spent = sum(self.work.get(key, 0.0) * share for key, share in self.done.items())
         share = spent / sum(self.work.values())
         self.progress.update(self.whole, completed=share, what=f"left {self._left(spent)}")
 
-    def _progress(self, event: Event, name: str) -> None:
+    def _progress(self, event: Event, node: Node, name: str) -> None:
         p = event.progress
         assert p is not None
         self.began = self.began or time.monotonic()
@@ -96,12 +99,12 @@ class LiveRun:
         if p.scores is not None and not self.rich:
             spent = sum(self.work.get(key, 0.0) * done for key, done in self.done.items())
             self._say(
-                f"Train {name}: {what}  lr {p.lr:.2e}  {_scores(p.scores)}  "
+                f"Train {name}: {what}  lr {p.lr:.2e}  {_scores(node, p.scores)}  "
                 f"left {self._left(spent)}"
             )
 
     def _left(self, spent: float) -> str:
-        """Time to the end of the whole tree, at this sitting's FLOPs a second."""
+        """Return the time to the end of the tree, at the FLOPs per second of this session."""
         here = spent - self.found
         if here <= 0 or self.began is None or time.monotonic() <= self.began:
             return "?"
@@ -112,18 +115,19 @@ class LiveRun:
         self.console.print(escape(text), highlight=False, soft_wrap=True)
 
 
-def _scores(result: Mapping[str, Any]) -> str:
-    known = {"top1": "top-1", "box_map": "box mAP", "mask_map": "mask mAP"}
-    scores = {name: result.get(name) for name in known}
-    return ", ".join(f"{known[name]} {x:.2%}" for name, x in scores.items() if x is not None)
+def _scores(node: Node, scores: Mapping[str, Any]) -> str:
+    shown = final_scores(scores, node.job.metrics).items()
+    metrics = [(find_metric(name), value) for name, value in shown]
+    return ", ".join(f"{metric.label} {metric.text(value)}" for metric, value in metrics)
 
 
-def _outcome(result: Mapping[str, Any]) -> str:
+def _outcome(node: Node, result: Mapping[str, Any]) -> str:
+    scores = _scores(node, result.get("metrics", {}))
     if result.get("kind") == "grow":
         proof = ""
         if "proof_error" in result:
             drift = result.get("norm_drift")
             drifts = f", drift of the norms {drift:.0e}" if drift is not None else ""
             proof = f" (proof {result['proof_error']:.0e}{drifts})"
-        return f"{_scores(result)} before any step{proof}"
-    return f"{_scores(result)} after {readable_duration(result['seconds'])}"
+        return f"{scores} before any step{proof}"
+    return f"{scores} after {readable_duration(result['seconds'])}"

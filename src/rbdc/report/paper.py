@@ -1,4 +1,4 @@
-"""`rbdc report --figures`: a run's figures as files for a paper."""
+"""Implement `rbdc report --figures`: write a run's figures as files for a paper."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -7,6 +7,7 @@ from typing import Any
 
 from rbdc.disk import is_writable
 from rbdc.errors import RbdcError
+from rbdc.metrics import find_metric
 from rbdc.report.compare import save_comparison_plots
 from rbdc.report.detector_figures import draw_precision, draw_precision_curves
 from rbdc.report.figures import draw_blocks, draw_budget, draw_curves, draw_rates
@@ -18,7 +19,7 @@ Draw = Callable[[Path], bool]
 
 
 def save_figures(folders: Sequence[Path], output: Path) -> list[Path]:
-    """Draw all that there is to draw of these runs; the files. Figures there are replaced."""
+    """Draw all figures of these runs, replacing earlier ones; return the files."""
     if (output.exists() and not output.is_dir()) or not is_writable(output):
         raise RbdcError(f"{output} is not a folder one may write to", "Choose another folder.")
     runs = [read_run(folder) for folder in folders]
@@ -42,8 +43,11 @@ def _figures(run: Mapping[str, Any], folder: Path) -> Iterator[Path]:
 
 
 def _of_detectors(run: Mapping[str, Any]) -> dict[str, Draw]:
+    metrics = [find_metric(metric["name"]) for metric in run["metrics"] if metric["shown"]]
     return {
-        "curves": partial(draw_precision_curves, run["nodes"], run["transfer"]["backbones"]),
+        "curves": partial(
+            draw_precision_curves, run["nodes"], run["transfer"]["backbones"], metrics
+        ),
         "precision": partial(draw_precision, run["transfer"]["precision"]),
     }
 

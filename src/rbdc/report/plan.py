@@ -1,4 +1,4 @@
-"""A plan for people: the table that `rbdc plan` prints, and the budget by level as a picture."""
+"""Print a plan: the table of `rbdc plan`, and the budget by level as a picture."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ from rbdc.plan import Plan, Stage
 from rbdc.report.units import readable_flops, scaled
 
 LEVEL_COLOURS = ("#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#F0E442", "#0072B2", "#D55E00")
-"""Okabe and Ito's, which the colour-blind tell apart; the target's first."""
+"""Okabe and Ito's colours, which the colour-blind can tell apart; the target's first."""
 
 
 def plan_table(plan: Plan) -> RenderableType:
-    """The tree, target first, with what each level costs; it is trained from the bottom up."""
+    """Return the tree, target first, with the cost of each level."""
     table = Table(title=_title(plan), title_justify="left", box=SIMPLE, pad_edge=False)
     table.add_column("models", no_wrap=True)
     table.add_column("size", min_width=14)
@@ -37,7 +37,7 @@ def plan_table(plan: Plan) -> RenderableType:
 
 
 def save_plan_plot(plan: Plan, path: Path) -> None:
-    """The budget by level as a stacked bar, beside standard training's: the paper's figure."""
+    """Draw the budget by level as a stacked bar beside standard training, as in the paper."""
     from matplotlib.figure import Figure  # heavy, and only pictures need it
 
     figure = Figure(figsize=(8, 3.2), layout="constrained")
@@ -78,13 +78,13 @@ def _steps(plan: Plan) -> str:
 
 
 def _models(stage: Stage) -> str:
-    """'    └ 4 × width 0.25', indented as a tree."""
+    """Return number and width of a stage's models, indented as a tree: '    └ 4 × width 0.25'."""
     indent = "  " * stage.level + ("└ " if stage.level else "")
     return f"{indent}{stage.models} × width {stage.width:g}"
 
 
 def _size(stage: Stage) -> str:
-    """'embed_dim 192, num_heads 3'."""
+    """Return the scaled arguments of a stage's model: 'embed_dim 192, num_heads 3'."""
     return ", ".join(
         f"{key} {f'{value[0]}-{value[-1]}' if isinstance(value, tuple) else value}"
         for key, value in scaled_widths(stage.model).items()

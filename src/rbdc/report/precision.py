@@ -1,7 +1,4 @@
-"""Detectors' precision over seeds: the one place where it is averaged.
-
-The table in the terminal, the page and the figures show what is worked out here.
-"""
+"""Average detectors' precision over seeds, for the terminal's table, the page and the figures."""
 
 from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
@@ -22,10 +19,10 @@ Cell = dict[str, float | None]
 
 
 def precision(rows: Sequence[Row]) -> dict[str, Any]:
-    """Means and standard deviations over seeds, and what each backbone has more than the first.
+    """Return means and standard deviations over seeds, and differences from the first backbone.
 
     `rows` are those of a transfer's result: each names its backbone, and has the seed and the
-    scores of each detector that is trained. What no detector was scored on is None.
+    scores of each trained detector. A score that no detector has is None.
     """
     rows = [row for row in rows if row["trained"]]
     first = rows[0] if rows else None
@@ -44,7 +41,7 @@ def precision(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def has_scores(result: Row) -> bool:
-    """Whether a detector's result holds what is averaged here; a file may be anything."""
+    """Return whether a detector's result holds the scores that are averaged here."""
     scores = result.get("scores")
     return isinstance(scores, dict) and all(
         isinstance(scores.get(part), dict) and COLUMNS["mAP"] in scores[part] for part in PARTS
@@ -52,7 +49,7 @@ def has_scores(result: Row) -> bool:
 
 
 def _differences(row: Row, first: Row, part: str) -> dict[str, Cell | None]:
-    """From the first backbone's detectors of the same seeds, one by one."""
+    """Return the differences from the first backbone's detectors of the same seeds."""
     found = {}
     for name in COLUMNS.values():
         ours, theirs = _by_seed(row, part, name), _by_seed(first, part, name)
@@ -73,7 +70,7 @@ def _cell(by_seed: Mapping[Any, float]) -> Cell | None:
 
 
 def _classes(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Of each class the mean of every backbone, of boxes and of masks."""
+    """Return the mean precision of each class for every backbone, of boxes and of masks."""
     everyone = [one["scores"] for row in rows for one in row["trained"]]
     names = dict.fromkeys(
         name for scores in everyone for part in PARTS for name in scores[part].get("by_class", {})

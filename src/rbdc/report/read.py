@@ -1,7 +1,7 @@
-"""A run's folder as one value: all that the page and the figures show.
+"""Read a run's folder into one value: all that the page and the figures show.
 
-Only files are read, whatever state they are in. What is missing or broken is listed, and the rest
-is shown without it.
+Only files are read, in whatever state they are. Missing and broken files are listed, and the rest
+is shown without them.
 """
 
 import csv
@@ -17,18 +17,17 @@ from rbdc.disk import read_json
 from rbdc.errors import RbdcError, RunError
 from rbdc.jobs.layout import JOB, RESULT, RUN
 from rbdc.jobs.lock import holder
+from rbdc.metrics import METRICS, final_scores
 from rbdc.report.detectors import detectors_part
-from rbdc.report.run import last_scores, node_status
+from rbdc.report.run import node_status
 from rbdc.runs.record import check_format
 
-_MEASURED = ("top1", "box_map", "mask_map")
 EVALUATED = (
-    *("epoch", "flops", "seconds", "loss", "train_loss", "lr"),
-    *_MEASURED,
-    *(f"ema_{name}" for name in _MEASURED),
+    *("epoch", "flops", "seconds", "train_loss", "lr"),
+    *(prefix + name for name in METRICS for prefix in ("", "ema_")),
 )
 LOGGED = ("epoch", "flops", "seconds", "loss", "lr")
-MOST_POINTS, MOST_OF_ONE = 60_000, 400  # of logged steps: of a run, of a training
+MOST_POINTS, MOST_OF_ONE = 60_000, 400  # logged steps shown: of a run, of a training
 MOST_BLOCK_ROWS = 30  # times at which a training's blocks are shown
 _LONG = ("nodes", "rows", "lines", "recipe", "data_set")  # of a result: not for the page
 
@@ -36,14 +35,14 @@ Columns = dict[str, list[Any]]
 
 
 class Found:
-    """Reads a folder's files, and remembers what could not be read."""
+    """A reader of a folder's files that lists what could not be read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.missing: list[str] = []
 
     def json(self, path: Path) -> dict[str, Any]:
-        """Empty if it is not there."""
+        """Return a JSON file's content; empty if it is not there."""
         try:
             return read_json(path) or {}
         except RunError as error:
@@ -51,7 +50,7 @@ class Found:
             return {}
 
     def lines(self, path: Path) -> list[dict[str, Any]]:
-        """Of a JSONL file, as far as it can be read: the last line may be half written."""
+        """Return the rows of a JSONL file up to the first bad one: the last may be half written."""
         rows: list[dict[str, Any]] = []
         for number, line in enumerate(self._text(path).splitlines()):
             try:
@@ -62,7 +61,7 @@ class Found:
         return rows
 
     def table(self, path: Path) -> list[dict[str, float | None]]:
-        """Of a CSV file of numbers."""
+        """Return the rows of a CSV file of numbers, up to the first bad one."""
         rows = []
         for number, row in enumerate(csv.DictReader(self._text(path).splitlines())):
             try:
@@ -88,7 +87,7 @@ class Found:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """All of a run, of a comparison or of a transfer, in its folder."""
+    """Return everything about a run, a comparison or a transfer that its folder holds."""
     found = Found(folder)
     run = found.json(folder / RUN)
     if not run and not found.missing:
@@ -108,7 +107,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         key: _node(found, described[key], running=owner is not None, points=points) for key in shown
     }
     for node in nodes.values():
-        _place(node, nodes)
+        _add_start(node, nodes)
     detectors = detectors_part(nodes, result, found.missing) if transfer else None
     if result:
         found.missing += _gone(nodes, detectors)
@@ -125,20 +124,35 @@ def read_run(folder: Path) -> dict[str, Any]:
         "asked": _asked(run.get("request") or {}, setting) if kind == "train" else {},
         "data": run.get("data", {}),
         **{part: run.get(part, {}) for part in ("environment", "engine", "machine")},
+        "metrics": _metrics(described.values(), nodes.values(), summary),
         "nodes": nodes,
         "trees": trees,
         "levels": _levels(nodes, trees[0]["keys"]) if trees and kind == "train" else [],
-        "result": {k: v for k, v in result.items() if k not in ("nodes", "rows")}
-        if kind != "compare"
-        else {},
+        "result": {k: v for k, v in result.items() if k not in _LONG and not summary},
         "transfer": detectors,
         "summary": summary,
         "missing": list(dict.fromkeys(found.missing)),
     }
 
 
+def _metrics(
+    described: Iterable[Mapping[str, Any]],
+    nodes: Iterable[Mapping[str, Any]],
+    summary: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """Return the metrics of a run as data, the primary one first.
+
+    `shown` is true for those that tables have. The others were measured too, and can be plotted.
+    """
+    shown = dict.fromkeys(chain(*(node["metrics"] for node in described), [summary.get("metric")]))
+    seen = {name for node in nodes for name in (*node["metrics"], *node["history"])}
+    names = [*shown, *(name for name in METRICS if name in seen and name not in shown)]
+    known = [METRICS[name] for name in names if name in METRICS]
+    return [{**metric.to_json(), "shown": metric.name in shown} for metric in known]
+
+
 def _gone(nodes: Mapping[str, Any], detectors: Mapping[str, Any] | None) -> list[str]:
-    """Of a finished run nothing can be waiting, unless detectors were added to it."""
+    """Return the lost jobs of a finished run: those that wait, unless they were added to it."""
     waiting = [node["folder"] for node in nodes.values() if node["state"] == "waiting"]
     known = waiting if detectors is None else detectors["finished"]
     return [f"{place} is gone" for place in waiting if place in known]
@@ -167,17 +181,16 @@ def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) 
     coupled = node["parents"] or node["name"].startswith("standard")  # the one to compare with
     blocks = _thinned(found.lines(place / "blocks.jsonl"), MOST_BLOCK_ROWS) if coupled else []
     logged, evaluated = found.lines(place / "log.jsonl"), found.table(place / "summary.csv")
-    so_far = {  # of a training that is not finished
-        "seconds": max((row.get("seconds") or 0.0 for row in (*logged, *evaluated)), default=None),
-        **last_scores(node["kind"], evaluated[-1] if evaluated else {}),
-    }
+    seconds = max((row.get("seconds") or 0.0 for row in (*logged, *evaluated)), default=None)
+    last = result.get("metrics") or (evaluated[-1] if evaluated else {})
     return {
         "state": "unreadable",
-        **last_scores(node["kind"], {}),
         "flops": 0.0,
         "epochs": node.get("epochs"),
         **(status or {}),
-        **({} if result else so_far),
+        **({} if result else {"seconds": seconds}),  # so far
+        "metric": node["metrics"][0],
+        "metrics": final_scores(last),
         **{name: node.get(name) for name in ("key", "name", "kind", "level", "width", "folder")},
         **({"backbone": node["backbone"], "scores": result.get("scores")} if detects else {}),
         "parents": node["parents"],
@@ -185,8 +198,6 @@ def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) 
         "planned_flops": node["flops"],
         "method": " ".join(str(method[k]) for k in ("name", "transition") if k in method),
         "best": result.get("best"),
-        "top5": result.get("top5"),
-        "loss": result.get("loss"),
         "images": result.get("images"),
         "proof_error": result.get("proof_error"),
         "norm_drift": result.get("norm_drift"),
@@ -199,7 +210,7 @@ def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) 
 
 
 def _task(job: Mapping[str, Any]) -> dict[str, Any]:
-    """A training's settings, or what a detector is built on."""
+    """Return a training's settings, or the backbone that a detector is built on."""
     backbone = job.get("backbone") or {}
     spec = backbone.get("spec") or {}
     built_on = {"model": spec.get("name"), "weights": backbone.get("sha256") or "untrained"}
@@ -215,19 +226,19 @@ def _columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> Columns
 
 
 def _thinned(rows: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Evenly chosen rows, the first and the last among them."""
+    """Return at most so many evenly chosen rows, the first and the last among them."""
     if len(rows) <= most:
         return list(rows)
     return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
 
 
 def _short(value: float | None) -> float | None:
-    """To five digits; what is not finite is not there."""
+    """Return a number rounded to five digits; None if it is not finite."""
     return float(f"{value:.5g}") if value is not None and isfinite(value) else None
 
 
 def _blocks(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Layer by layer, time by time: the sizes of n x n blocks, row after row."""
+    """Return the sizes of the n x n blocks of every layer at every time, row after row."""
     if not rows:
         return None
     names = list(rows[0]["blocks"])
@@ -238,16 +249,15 @@ def _blocks(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-def _place(node: dict[str, Any], nodes: Mapping[str, dict[str, Any]]) -> None:
-    """Where its curves begin: behind its parents' epochs, and the time of all it came from."""
+def _add_start(node: dict[str, Any], nodes: Mapping[str, dict[str, Any]]) -> None:
+    """Add where a node's curves start: after the epochs, FLOPs and time of all its ancestors."""
     ancestors = closure(node["key"], nodes)[:-1]
     node["seconds_before"] = sum(nodes[key].get("seconds") or 0.0 for key in ancestors)
     node["flops_before"] = _flops_before(node, nodes)
     node["epochs_before"] = _epochs_before(node, nodes)
     grown = [nodes[k] for k in node["parents"] if k in nodes and nodes[k]["kind"] == "grow"]
-    for name in ("top1", "loss"):  # right after the coupling, before any step
-        start = grown[0].get(name) if grown and node["kind"] == "train" else None
-        node[f"start_{name}"] = start
+    # its scores right after the coupling, before any step
+    node["start"] = dict(grown[0]["metrics"]) if grown and node["kind"] == "train" else {}
 
 
 def _flops_before(node: Mapping[str, Any], nodes: Mapping[str, Any]) -> float:
@@ -261,7 +271,7 @@ def _epochs_before(node: Mapping[str, Any], nodes: Mapping[str, Any]) -> float:
 
 
 def closure(key: str, nodes: Mapping[str, Any]) -> list[str]:
-    """A node and all it came from, each once, parents first."""
+    """Return the keys of a node and all its ancestors, each once, parents first."""
     seen: dict[str, None] = {}
 
     def visit(key: str) -> None:
@@ -275,7 +285,7 @@ def closure(key: str, nodes: Mapping[str, Any]) -> list[str]:
 
 
 def _trees(nodes: Mapping[str, Any], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What can be drawn: the run's tree with standard training beside it, or a trial each."""
+    """Return what can be drawn: the run's tree and standard training, or a tree for each trial."""
     by_folder = {node["folder"]: key for key, node in nodes.items()}
     trials = [
         {
@@ -296,7 +306,7 @@ def _trees(nodes: Mapping[str, Any], summary: Mapping[str, Any]) -> list[dict[st
 
 
 def _levels(nodes: Mapping[str, Any], keys: Iterable[str]) -> list[dict[str, Any]]:
-    """What each level was to cost and has cost; leaves first. Standard training apart."""
+    """Return planned and spent FLOPs of each level, leaves first, and of standard training."""
     groups: dict[tuple[bool, int], list[dict[str, Any]]] = {}
     for key in keys:
         node = nodes[key]

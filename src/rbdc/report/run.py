@@ -1,4 +1,4 @@
-"""A run's folder for people: its state, and at the end its result."""
+"""Read the state of a run from its folder, and print it and the result."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,12 +13,13 @@ from rbdc.disk import read_json
 from rbdc.errors import RunError
 from rbdc.jobs.layout import FAILED, PROGRESS, RESULT, RUN
 from rbdc.jobs.lock import holder
+from rbdc.metrics import final_scores, find_metric
 from rbdc.report.units import readable_flops
 from rbdc.runs.record import read_record
 
 
 def run_status(folder: Path) -> dict[str, Any]:
-    """What is done, running, waiting and failed in a run's folder."""
+    """Return what is done, running, waiting and failed in a run's folder."""
     run = read_record(folder)
     if run is None:
         raise RunError(f"{folder} holds no run", f"A run's folder has a {RUN}.")
@@ -41,7 +42,7 @@ def run_status(folder: Path) -> dict[str, Any]:
 
 
 def node_status(folder: Path, node: Mapping[str, Any], someone_runs: bool) -> dict[str, Any]:
-    """How far one job of a run is; `node` is its description in run.json."""
+    """Return the state of one job of a run; `node` is its description in run.json."""
     place = folder / node["folder"]
     progress = read_json(place / PROGRESS)  # first: it goes when the result has come
     result, failed = read_json(place / RESULT), read_json(place / FAILED)
@@ -49,10 +50,10 @@ def node_status(folder: Path, node: Mapping[str, Any], someone_runs: bool) -> di
         name: node[name] for name in ("name", "kind", "level", "width", "folder", "key")
     }
     status |= {"state": "waiting", "flops": 0.0, "epochs": node.get("epochs")}
-    status |= last_scores(node["kind"], {})
+    status["metrics"] = dict.fromkeys(node["metrics"])
     if result:
         status |= {"state": "done", "seconds": result.get("seconds")}
-        status |= {name: result.get(name) for name in last_scores(node["kind"], {})}
+        status["metrics"] |= final_scores(result.get("metrics", {}), node["metrics"])
         status["flops"] = result.get("training_flops", 0.0)
     elif failed:
         status |= {"state": "failed", "error": failed["error"]}
@@ -60,19 +61,17 @@ def node_status(folder: Path, node: Mapping[str, Any], someone_runs: bool) -> di
         at_work = someone_runs or holder(place)  # on the run, or on this model alone
         status["state"] = "running" if at_work else "stopped"
     if progress and not result:
-        status |= {"progress": progress, **last_scores(node["kind"], progress["scores"] or {})}
+        status["progress"] = progress
+        status["metrics"] |= final_scores(progress["scores"] or {}, node["metrics"])
         status["flops"] = node["flops"] * progress["step"] / progress["steps"]
     return status
 
 
-def last_scores(kind: str, scores: Mapping[str, Any]) -> dict[str, float | None]:
-    """What a job of this kind is judged by: of the averaged weights, where there are any."""
-    names = ("box_map", "mask_map") if kind == "detect" else ("top1",)
-    return {name: scores.get(f"ema_{name}", scores.get(name)) for name in names}
-
-
 def _is_beside(node: Mapping[str, Any]) -> bool:
-    """Standard training, which the tree is compared with; a backbone may have that name, too."""
+    """Return whether this is the standard training that the tree is compared with.
+
+    A detector's backbone may have that name, too.
+    """
     return bool(node["name"] == "standard" and node["kind"] != "detect")
 
 
@@ -80,14 +79,14 @@ _MARKS = {"done": "✓", "running": "▶", "stopped": "‖", "waiting": "·", "f
 
 
 def status_table(status: Mapping[str, Any]) -> RenderableType:
-    """The tree, target first, with the state of each model and of each coupling; or detectors."""
+    """Return a table with the state of each model and coupling, target first; or of detectors."""
     nodes = status["nodes"]
     detects = any(node["kind"] == "detect" for node in nodes)
-    scores = {"box mAP": "box_map", "mask mAP": "mask_map"} if detects else {"top-1": "top1"}
+    metrics = [find_metric(name) for name in nodes[0]["metrics"]] if nodes else []
     table = Table(box=SIMPLE, pad_edge=False)
     for column in ("", "detector" if detects else "model", "state"):
         table.add_column(column, no_wrap=column in ("", "state"))  # long names give way
-    for column in ("epochs", *scores, "FLOPs"):
+    for column in ("epochs", *(metric.label for metric in metrics), "FLOPs"):
         table.add_column(column, justify="right", no_wrap=True)
     for node in nodes if detects else reversed(nodes):
         size = "" if detects else f", width {node['width']:g}"
@@ -96,14 +95,14 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
             Text("  " * node["level"] + node["name"] + size, no_wrap=True, overflow="ellipsis"),
             _state(node),
             f"{node['epochs']:.4g}" if node["epochs"] else "",
-            *(f"{node[s]:.2%}" if node[s] is not None else "" for s in scores.values()),
+            *(metric.text(node["metrics"][metric.name]) for metric in metrics),
             readable_flops(node["flops"]) if node["flops"] else "",
         )
     return Group(table, *(Text(line) for line in _notes(status)))
 
 
 def _notes(status: Mapping[str, Any]) -> list[str]:
-    """What is spent, who is at work, and what went wrong."""
+    """Return the lines below the table: FLOPs spent, the running process, and errors."""
     share = status["spent_flops"] / status["planned_flops"]
     lines = [
         f"spent {readable_flops(status['spent_flops'])} of "
@@ -126,20 +125,18 @@ def _state(node: Mapping[str, Any]) -> str:
 
 
 def result_lines(result: Mapping[str, Any], output: Path) -> list[str]:
-    """What `rbdc train` says at the end: whoever won."""
-    flops = readable_flops(result["training_flops"])
-    lines = [f"RBDC:      top-1 {result['top1']:.2%} with {flops} for all models of the tree"]
+    """Return what `rbdc train` prints at the end, whoever won."""
+    metric, flops = find_metric(result["metric"]), readable_flops(result["training_flops"])
+    ours = result["metrics"][metric.name]
+    score = f"{metric.label} {metric.text(ours)}"
+    lines = [f"RBDC:      {score} with {flops} for all models of the tree"]
     if standard := result.get("standard"):
-        gap = 100 * (result["top1"] - standard["top1"])
-        verdict = (
-            "no difference"
-            if gap == 0
-            else f"{abs(gap):.2f} points {'more' if gap > 0 else 'less'}"
-        )
+        theirs = standard["metrics"][metric.name]
         lines += [
-            f"standard:  top-1 {standard['top1']:.2%} with "
+            f"standard:  {metric.label} {metric.text(theirs)} with "
             f"{readable_flops(standard['training_flops'])} for the target alone",
-            f"           {verdict} for RBDC at the same FLOPs; one seed, so a hint, not a result",
+            f"           {metric.compared(ours, theirs)} for RBDC at the same FLOPs; one seed, so "
+            "a hint, not a result",
         ]
     if result["teacher_flops"]:
         lines.append(

@@ -1,4 +1,4 @@
-"""The report as a page that follows its runs: on this machine only, and read-only."""
+"""Serve the report as a page that follows its runs: on this machine only, and read-only."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ ADDRESS, REFRESH_SECONDS = "127.0.0.1", 3.0
 
 
 def make_server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
-    """A server that is ready to serve; a free port, unless one is asked for."""
+    """Return a server that is ready to serve, on `port` or, if that is 0, on a free one."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -40,7 +40,7 @@ def make_server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Nothing is logged."""
+            """Log nothing."""
 
     try:
         return ThreadingHTTPServer((ADDRESS, port), Handler)

@@ -1,4 +1,4 @@
-"""Sheets of predictions, small enough to go into the page."""
+"""Make sheets of predictions small enough for the page."""
 
 import base64
 from functools import lru_cache
@@ -10,15 +10,15 @@ from PIL import Image
 
 from rbdc.jobs.layout import SHEET
 
-MOST_BYTES = 1_500_000  # of all sheets of a page, as text
+MOST_BYTES = 1_500_000  # of all sheets of a page, in base64
 _FITS = ((1920, 85), (1920, 70), (1440, 70), (1000, 65), (700, 60), (480, 50))
-"""(Most pixels across, JPEG's quality): the first that is small enough is taken."""
+"""(Largest width in pixels, JPEG quality): the first that is small enough is taken."""
 
 
 def add_sheets(run: dict[str, Any], most_bytes: int) -> None:
-    """Give each trained detector of a run its sheet as a data address, all in `most_bytes`.
+    """Add a data URL of its sheet to each trained detector of a run, in `most_bytes` together.
 
-    A sheet that is not there, or not to be read, is named in what is missing.
+    A sheet that is missing or unreadable is listed in the run's `missing`.
     """
     if not run["transfer"]:
         return
@@ -41,9 +41,9 @@ def _brief(error: Exception, folder: Path) -> str:
     return str(error).replace(f"{folder}/", "")
 
 
-@lru_cache(maxsize=64)  # a page that is served asks again every few seconds
+@lru_cache(maxsize=64)  # a served page asks again every few seconds
 def _address(path: Path, _changed: int, size: int, most_bytes: int) -> str:
-    """The picture as it is if it is small, else as JPEG; empty if even that is too large."""
+    """Return a data URL: the file if it is small, else a JPEG; empty if that is too large, too."""
     with Image.open(path) as picture:
         picture.load()
         if _text_bytes(size) <= most_bytes and picture.format == "PNG":

@@ -1,4 +1,4 @@
-"""A plan on a cluster for people: a table, a Gantt chart in the terminal, and one as a picture."""
+"""Print a plan on a cluster: a table, a Gantt chart in the terminal, and one as a picture."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -14,7 +14,7 @@ from rbdc.cluster import STANDARD, ClusterPlan, Row, Slot, Timetable
 from rbdc.plan import Stage
 from rbdc.report.plan import LEVEL_COLOURS
 
-MOST_BARS = 16  # of jobs in the terminal; of more, a bar stands for a level
+MOST_BARS = 16  # jobs with a bar each in the terminal; of more jobs, each level has one bar
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _GREY = "#AAAAAA"  # standard training's
 _WHITE_ON = {"#0072B2", "#D55E00"}  # colours too dark for black letters
@@ -23,7 +23,7 @@ _FIGURE_INCHES, _AXES_POINTS = (9.0, 4.6), (400.0, 190.0)  # the axes: about, fo
 
 
 def timetable_table(cluster: ClusterPlan) -> RenderableType:
-    """Devices, waves and times of every level, target first, then how good that is."""
+    """Return devices, waves and times of every level, target first, then bounds and ratios."""
     tree, standard = cluster.tree, cluster.standard
     unit, seconds = time_unit(max(tree.makespan_seconds, standard.makespan_seconds))
     table = Table(box=SIMPLE, pad_edge=False, title=_title(cluster), title_justify="left")
@@ -47,16 +47,16 @@ def timetable_table(cluster: ClusterPlan) -> RenderableType:
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit in which so many seconds are read best, and the seconds of it."""
+    """Return the unit for a time of so many seconds, and the seconds in that unit."""
     if seconds >= 2 * 3600:
         return "hours", 3600.0
     return ("minutes", 60.0) if seconds >= 120 else ("seconds", 1.0)
 
 
 def gantt(cluster: ClusterPlan, *, width: int = 80) -> Text:
-    """A bar a job over time, standard training's last.
+    """Return a chart with a bar per job over time, standard training's last.
 
-    Where there are many jobs, a bar stands for a level, as high as the devices it uses.
+    With many jobs there is a bar per level, as high as the number of devices it uses.
     """
     tree, standard = cluster.tree, cluster.standard
     end = max(tree.makespan_seconds, standard.makespan_seconds)
@@ -86,7 +86,7 @@ def gantt(cluster: ClusterPlan, *, width: int = 80) -> Text:
 
 
 def save_timetable_plot(cluster: ClusterPlan, path: Path) -> None:
-    """Devices against time, a rectangle a job; below it standard training on the same devices."""
+    """Draw devices against time, a rectangle per job; below it standard training."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # heavy, and only pictures need it
 
@@ -192,7 +192,7 @@ def _models(stage: Stage) -> str:
 
 
 def _number(value: float) -> str:
-    """1,234, 92.8, 0.0139."""
+    """Return three digits, or all of a large number: '1,234', '92.8', '0.0139'."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
@@ -201,7 +201,7 @@ def _devices(count: int) -> str:
 
 
 def _span(slots: Sequence[Slot]) -> str:
-    """'6.0 - 6.63'."""
+    """Return the first and the last job's name: '6.0 - 6.63'."""
     ends = slots[0].name, slots[-1].name
     return " - ".join(dict.fromkeys(ends))
 
@@ -217,7 +217,7 @@ def _bar(slot: Slot, end: float, columns: int) -> str:
 
 
 def _profile(slots: Sequence[Slot], end: float, columns: int, most: int) -> str:
-    """How many devices these jobs use in each column, in eighths of the most they can."""
+    """Return the devices in use in each column, in eighths of `most`."""
     step, busy = end / columns, [0.0] * columns
     for slot in slots:
         first = min(columns - 1, int(slot.start_seconds / step))

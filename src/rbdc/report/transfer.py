@@ -1,4 +1,4 @@
-"""Detectors for people: the table of the paper's layout, with differences and spread."""
+"""Print the precision of detectors as the paper's table, with differences and deviations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from rbdc.report.precision import COLUMNS, PARTS, Cell, precision
 
 
 def transfer_table(result: Mapping[str, Any], *, by_class: bool = False) -> RenderableType:
-    """Box and mask precision in percent: a row a backbone, then what it has more than the first."""
+    """Return box and mask precision in percent: a row per backbone, then the differences."""
     found = precision(result["rows"])
     if not found["boxes"]:
         return "no detector is trained yet"
@@ -38,7 +38,7 @@ def _precision_table(lines: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 
 def _text(cell: Cell | None, sign: str = "") -> str:
-    """The mean over seeds in percent, with their standard deviation where there are several."""
+    """Return the mean over seeds in percent, and their standard deviation if there are several."""
     if cell is None or cell["mean"] is None:
         return "–"
     spread = "" if cell["spread"] is None else f" ± {100 * cell['spread']:.1f}"

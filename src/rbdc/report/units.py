@@ -1,14 +1,15 @@
-"""Numbers as people read them."""
+"""Format numbers as people read them."""
 
 _UNITS = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def readable_flops(flops: float) -> str:
-    """35.17 GFLOPs, 1.4 ZFLOPs."""
+    """Return FLOPs with a unit: '35.17 GFLOPs', '1.4 ZFLOPs'."""
     return f"{scaled(flops)}FLOPs"
 
 
 def scaled(value: float) -> str:
+    """Return a number with four digits and its SI prefix: '35.17 G'."""
     for size, prefix in _UNITS:
         if value >= size:
             return f"{value / size:.4g} {prefix}"
@@ -16,7 +17,7 @@ def scaled(value: float) -> str:
 
 
 def readable_duration(seconds: float) -> str:
-    """4:05, 12:00:00."""
+    """Return minutes and seconds, and hours if there are any: '4:05', '12:00:00'."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

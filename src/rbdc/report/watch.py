@@ -1,4 +1,4 @@
-"""`rbdc status --watch`: how far a run is, again and again, until it is over."""
+"""Implement `rbdc status --watch`: print the state of a run until it is over."""
 
 import json
 import time
@@ -16,8 +16,8 @@ from rbdc.errors import RunError
 from rbdc.jobs.layout import JOBS, LOCK, RUN
 from rbdc.report.run import run_status, status_table
 
-PATIENCE = 3  # looks in a row at a file that cannot be read: a disk far away may need some
-_FIRST = ("failed", "running", "stopped", "waiting", "done")  # what stays in a low window
+PATIENCE = 3  # reads that may fail in a row: a network disk can be slow to show a new file
+_FIRST = ("failed", "running", "stopped", "waiting", "done")  # the order to keep rows in
 
 Status = dict[str, Any]
 
@@ -30,11 +30,11 @@ def watch_run(
     as_json: bool = False,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show a run's state every so many seconds, until it has finished, or failed and nobody is at
-    work on it. A run that was stopped is waited for, and so is one that is about to begin.
+    """Print a run's state every so many seconds until it has finished or failed.
 
-    On a terminal the table is kept up to date; elsewhere it is printed again when it has changed.
-    As JSON, a line is printed for each change. Ctrl-C ends the watch, and nothing else.
+    A run that was stopped is waited for, and so is one that has not started yet. On a terminal the
+    table is kept up to date; elsewhere it is printed again when it has changed. With `as_json`, a
+    line is printed for each change. Ctrl-C ends the watch, and not the run.
     """
     if not (isfinite(every) and every > 0):
         raise RunError(f"every is {every:g}, expected more than 0 seconds", "2 is the default.")
@@ -52,10 +52,10 @@ def watch_run(
 
 
 def looks(folder: Path, every: float, pause: Callable[[float], None]) -> Iterator[Status | None]:
-    """A run's status again and again until it is over; None while it has not begun.
+    """Yield a run's status again and again until it is over; None while it has not started.
 
-    Between the parts of a comparison nobody is at work for a moment: it is over when the next
-    look finds it so, too.
+    Between the parts of a comparison no process runs for a moment, so the run counts as over only
+    when two reads in a row find it so.
     """
     over = troubles = 0
     while True:
@@ -82,7 +82,7 @@ def _is_over(status: Status) -> bool:
 
 
 def _check_folder(folder: Path) -> None:
-    """A run, or a place where one may be about to begin."""
+    """Refuse a folder that holds neither a run nor the start of one."""
     if (folder / RUN).exists():
         return
     if not folder.is_dir():
@@ -131,7 +131,7 @@ def _waiting(folder: Path) -> Text:
 
 
 def fitted_table(status: Mapping[str, Any], height: int) -> RenderableType:
-    """The table in so many lines: what failed or goes on stays, the rest is counted."""
+    """Return the table cut to `height` lines: failed and running jobs stay, others are counted."""
     nodes = status["nodes"]
     failed = sum(node["state"] == "failed" for node in nodes)
     room = max(1, height - 7 - failed)  # the table's head and feet, and what is said below it

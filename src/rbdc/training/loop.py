@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rbdc.errors import Interrupted, TrainingError
+from rbdc.metrics import find_metric
 from rbdc.settings import Machine
 from rbdc.training.checkpoint import latest_checkpoint, save_checkpoint
 from rbdc.training.logs import Logs
@@ -194,10 +195,10 @@ class Session:
             "seconds": self._seconds(),
         }
         self.history.append(row)
-        primary_metric = self.problem.primary_metric
-        value = row.get(f"ema_{primary_metric}", row[primary_metric])
-        if not self.best or value > self.best[primary_metric]:
-            self.best = {"step": step, "epoch": row["epoch"], primary_metric: value}
+        metric = find_metric(self.problem.primary_metric)
+        value = row.get(f"ema_{metric.name}", row[metric.name])
+        if not self.best or metric.is_better(value, self.best[metric.name]):
+            self.best = {"step": step, "epoch": row["epoch"], metric.name: value}
             weights = self.state.best_model().state_dict()
             self.best_weights = {name: tensor.clone() for name, tensor in weights.items()}
         if self.logs:

@@ -94,6 +94,7 @@ class DetectJob(Job):
     """Train a detector on a backbone, and score it as COCO does."""
 
     parents = ()
+    metrics = ("mask_map", "box_map")
     backbone: Backbone
     recipe: DetectionRecipe
     seed: int
@@ -119,6 +120,7 @@ class DetectJob(Job):
             "epochs": self.recipe.epochs,
             "seed": self.seed,
             "width": self.backbone.spec.width,
+            "metrics": list(self.metrics),
         }
 
     @property
@@ -229,8 +231,8 @@ class DetectJob(Job):
         write_json(folder / WEIGHTS, problem.weights.to_json())
         scores = score(self.splits.val.annotations, problem.results, by_class=True)
         write_json(folder / SCORES, scores.to_json())
-        maps = {"box_map": scores.boxes.ap, "mask_map": scores.masks.ap}
-        return {**maps, "scores": scores.to_json()}
+        maps = {"mask_map": scores.masks.ap, "box_map": scores.boxes.ap}
+        return {"metrics": maps, "scores": scores.to_json()}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The report: runs as one self-contained page, which needs no network and no server."""
+"""Render runs as one self-contained page, which needs no network and no server."""
 
 import base64
 import gzip
@@ -22,7 +22,7 @@ SCRIPTS = ("dom.js", "tree.js", "charts.js", "transfer.js", "page.js")
 
 
 def read_state(folders: Sequence[Path]) -> dict[str, Any]:
-    """What the page shows."""
+    """Return what the page shows of these runs."""
     runs = [read_run(folder) for folder in folders]
     with_sheets = sum(bool(run["transfer"]) for run in runs)
     for run in runs:
@@ -32,7 +32,7 @@ def read_state(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no word for what is not finite."""
+    """Return the value with None for numbers that are not finite, which JSON cannot hold."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -41,7 +41,7 @@ def _finite(value: Any) -> Any:
 
 
 def render(state: dict[str, Any], *, refresh_seconds: float = 0.0) -> str:
-    """The page. One that is served asks for a new state every so many seconds."""
+    """Return the page's HTML. A served page reloads the state every `refresh_seconds`."""
     here = files("rbdc.report.page")
     template = Environment(autoescape=True).from_string((here / "page.html.j2").read_text())
     return template.render(
@@ -55,7 +55,7 @@ def render(state: dict[str, Any], *, refresh_seconds: float = 0.0) -> str:
 
 
 def write_report(folders: Sequence[Path], output: Path) -> Path:
-    """One HTML file of all these runs; where it is."""
+    """Write one HTML file of all these runs; return its path."""
     state = read_state(folders)
     check_report(output)
     write_text(output, render(state))
@@ -63,7 +63,7 @@ def write_report(folders: Sequence[Path], output: Path) -> Path:
 
 
 def check_report(output: Path) -> None:
-    """Refuse what is no place for a page, or holds something else."""
+    """Refuse a path that cannot be written, or holds something other than a report."""
     if output.suffix not in (".html", ".htm"):
         raise RbdcError(f"{output} is not a page's name", "End it in .html.")
     if output.is_dir() or not output.absolute().parent.is_dir():
@@ -80,5 +80,5 @@ def check_report(output: Path) -> None:
 
 @cache
 def _charts_library() -> str:
-    """Plotly is large: packed, and unpacked by the browser."""
+    """Return Plotly's JavaScript, compressed because it is large; the browser unpacks it."""
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

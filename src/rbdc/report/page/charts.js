@@ -25,12 +25,15 @@ function plot(element, traces, layout, click) {
 // Learning curves
 
 const X_AXES = [["epochs", "epochs, parents' before"], ["flops", "FLOPs, parents' included"], ["time", "time, parents' included"]];
-const Y_AXES = [["top1", "test accuracy"], ["loss", "test loss"], ["train", "training loss"], ["lr", "learning rate"]];
 const DETECTOR_X_AXES = [["epochs", "epochs"], ["flops", "FLOPs"], ["time", "time"]]; // it has no parents
-const DETECTOR_Y_AXES = [["mask_map", "mask mAP"], ["box_map", "box mAP"], ["train", "training loss"], ["lr", "learning rate"]];
-const UNITS = { top1: "top-1 accuracy (%)", mask_map: "mask mAP (%)", box_map: "box mAP (%)", loss: "test loss", train: "training loss", lr: "learning rate" };
-const curveAxes = (run) => (run.transfer ? [DETECTOR_X_AXES, DETECTOR_Y_AXES] : [X_AXES, Y_AXES]);
-const scored = (columns, name) => columns[`ema_${name}`] || columns[name]; // the averaged weights' where there are any
+const LOGGED = { train: { title: "training loss", column: "loss" }, lr: { title: "learning rate", column: "lr" } }; // of every few steps
+const measured = (run) => run.metrics.filter(({ name }) => Object.values(run.nodes).some(({ history }) => history[name]));
+const curveAxes = (run) => [
+  run.transfer ? DETECTOR_X_AXES : X_AXES,
+  [...measured(run).map(({ name, title }) => [name, title]), ...Object.entries(LOGGED).map(([name, { title }]) => [name, title])],
+];
+const scored = (columns, name) => columns[`ema_${name}`] || columns[name]; // of the EMA weights where there are any
+const scaled = (metric, values) => values.map((value) => (isNumber(value) ? metric.scale * value : value));
 
 function curveX(node, columns, axis, unit) {
   if (axis === "flops") return columns.flops.map((value) => value / unit);
@@ -38,18 +41,14 @@ function curveX(node, columns, axis, unit) {
   return columns.epoch.map((value) => node.epochs_before + value);
 }
 
-function curve(node, x, y, unit) {
-  const columns = y === "train" || y === "lr" ? node.steps : node.history;
-  const values = scored(columns, y === "train" ? "loss" : y), share = UNITS[y].endsWith("(%)");
+function curve(node, x, y, metric, unit) {
+  const columns = metric ? node.history : node.steps, values = metric ? scored(columns, y) : columns[LOGGED[y].column];
   if (!values || !values.length) return null;
-  const xs = curveX(node, columns, x, unit), ys = values.map((value) => (share && value !== null ? 100 * value : value));
-  const start = { top1: 100 * node.start_top1, loss: node.start_loss }[y]; // right after the coupling
-  if (isNumber(start) && isNumber(node.start_top1)) {
-    const own = { epoch: [0], flops: [node.flops_before], seconds: [0] };
-    xs.unshift(curveX(node, own, x, unit)[0]);
-    ys.unshift(start);
-  }
-  return { xs, ys };
+  const xs = curveX(node, columns, x, unit);
+  if (!metric) return { xs, ys: values };
+  if (!isNumber(node.start[y])) return { xs, ys: scaled(metric, values) };
+  const coupled = { epoch: [0], flops: [node.flops_before], seconds: [0] }; // right after the coupling
+  return { xs: [curveX(node, coupled, x, unit)[0], ...xs], ys: scaled(metric, [node.start[y], ...values]) };
 }
 
 function curveLook(run, node) {
@@ -63,13 +62,13 @@ function curveLook(run, node) {
 }
 
 function drawCurves(element, run, nodes, x, y) {
-  const unit = run.about.baseline_flops || 1, seen = new Set();
+  const unit = run.about.baseline_flops || 1, seen = new Set(), metric = run.metrics.find(({ name }) => name === y);
   const traces = nodes.map((node) => {
-    const found = curve(node, x, y, unit);
+    const found = curve(node, x, y, metric, unit);
     if (!found) return null;
     const { group, colour, dash, symbol } = curveLook(run, node), first = !seen.has(group);
     seen.add(group);
-    const few = found.xs.length < 60 && y !== "train" && y !== "lr";
+    const few = found.xs.length < 60 && metric;
     return {
       x: found.xs, y: found.ys, name: group, legendgroup: group, showlegend: first, mode: few ? "lines+markers" : "lines",
       line: { color: colour, width: 1.5, dash }, marker: { size: 5, symbol },
@@ -77,59 +76,64 @@ function drawCurves(element, run, nodes, x, y) {
     };
   }).filter(Boolean);
   const titles = { epochs: "epochs", flops: run.about.baseline_flops ? "FLOPs, standard training is 1" : "FLOPs", time: "minutes" };
-  plot(element, traces, { xaxis: { title: { text: titles[x] }, rangemode: "tozero" }, yaxis: { title: { text: UNITS[y] } } });
+  plot(element, traces, { xaxis: { title: { text: titles[x] }, rangemode: "tozero" }, yaxis: { title: { text: metric ? metric.axis : LOGGED[y].title } } });
 }
 
-function drawNode(element, node) {
-  const start = isNumber(node.start_top1), detects = node.kind === "detect";
-  const line = (name, title, colour) => ({ x: [...(start ? [0] : []), ...(node.history.epoch || [])], y: [...(start ? [node.start_top1] : []), ...(scored(node.history, name) || [])].map((v) => 100 * v), name: title, mode: "lines+markers", line: { color: colour } });
+function drawNode(element, node, metrics) {
+  const line = (metric, number) => {
+    const coupled = isNumber(node.start[metric.name]) ? [node.start[metric.name]] : [];
+    return {
+      x: [...coupled.map(() => 0), ...(node.history.epoch || [])], y: scaled(metric, [...coupled, ...(scored(node.history, metric.name) || [])]),
+      name: metric.axis, mode: "lines+markers", line: { color: levelColour(node.level + number) },
+    };
+  };
   const traces = [
     { x: node.steps.epoch, y: node.steps.loss, name: "training loss", mode: "lines", line: { color: style("--quiet"), width: 1 }, yaxis: "y2" },
-    ...(detects ? [line("box_map", "box mAP (%)", levelColour(0)), line("mask_map", "mask mAP (%)", levelColour(1))] : [line("top1", "test accuracy (%)", levelColour(node.level))]),
+    ...metrics.map(line),
   ].filter((trace) => trace.x && trace.y);
   plot(element, traces, {
-    height: 280, xaxis: { title: { text: "epochs" }, rangemode: "tozero" }, yaxis: { title: { text: detects ? "mAP (%)" : "top-1 (%)" } },
+    height: 280, xaxis: { title: { text: "epochs" }, rangemode: "tozero" }, yaxis: { title: { text: metrics.map(({ axis }) => axis).join(", ") } },
     yaxis2: { overlaying: "y", side: "right", title: { text: "training loss" }, showgrid: false, automargin: true, tickmode: "auto" },
   });
 }
 
 // Comparisons
 
-function drawTrade(element, summary, x) {
-  const lines = summary.lines.filter((line) => isNumber(line.top1));
+function drawTrade(element, summary, metric, x) {
+  const lines = summary.lines.filter((line) => isNumber(line.score));
   const protocols = [...new Set(lines.map((line) => line.protocol))];
   const budgets = new Set(lines.filter((line) => line.protocol !== "standard").map((line) => line.budget));
-  if (budgets.size === 1 && x === "flops") return drawForest(element, lines);
+  if (budgets.size === 1 && x === "flops") return drawForest(element, lines, metric);
   const place = (line) => (x === "flops" ? line.flops : line.seconds / 60);
   const places = lines.map(place), spread = (Math.max(...places) - Math.min(...places)) * 0.004;
   const traces = protocols.map((protocol, number) => {
     const own = lines.filter((line) => line.protocol === protocol).sort((a, b) => place(a) - place(b));
     const aside = x === "flops" ? spread * (number - (protocols.length - 1) / 2) : 0;
     return {
-      x: own.map((line) => place(line) + aside), y: own.map((line) => 100 * line.top1), name: protocol, mode: "lines+markers",
-      error_y: { type: "data", array: own.map((line) => 100 * (line.top1_interval || 0)), thickness: 1, width: 3 },
+      x: own.map((line) => place(line) + aside), y: own.map((line) => metric.scale * line.score), name: protocol, mode: "lines+markers",
+      error_y: { type: "data", array: own.map((line) => metric.scale * (line.score_interval || 0)), thickness: 1, width: 3 },
       line: { color: PALETTE[number % PALETTE.length], width: 1.5, dash: number < PALETTE.length ? "solid" : "dot" },
       marker: { symbol: SHAPES[number % SHAPES.length], size: 7 },
-      customdata: own.map((line) => [epochsOf(line), line.seeds]),
-      hovertemplate: "%{y:.2f} % at %{x:.3~g}<br>epochs %{customdata[0]}, %{customdata[1]} seeds<extra>%{fullData.name}</extra>",
+      customdata: own.map((line) => [epochsOf(line), line.seeds, scoreText(metric, line.score)]),
+      hovertemplate: "%{customdata[2]} at %{x:.3~g}<br>epochs %{customdata[0]}, %{customdata[1]} seeds<extra>%{fullData.name}</extra>",
     };
   });
   const title = x === "flops" ? "FLOPs of all models, standard training is 1" : "minutes of all models";
-  plot(element, traces, { height: 460, xaxis: { title: { text: title } }, yaxis: { title: { text: "top-1 accuracy (%)" } } });
+  plot(element, traces, { height: 460, xaxis: { title: { text: title } }, yaxis: { title: { text: metric.axis } } });
 }
 
-function drawForest(element, lines) {
-  // one budget: protocols below each other are easier to read than points on one spot
-  const sorted = [...lines].sort((a, b) => a.top1 - b.top1);
+function drawForest(element, lines, metric) {
+  // one budget: protocols below each other, the best on top, are easier to read than points on one spot
+  const sorted = [...lines].sort((a, b) => (metric.higher_is_better ? 1 : -1) * (a.score - b.score));
   const name = (line) => `${line.protocol} (${digits(line.flops, 3)})`;
   const trace = {
-    x: sorted.map((line) => 100 * line.top1), y: sorted.map(name), mode: "markers", showlegend: false,
-    error_x: { type: "data", array: sorted.map((line) => 100 * (line.top1_interval || 0)), thickness: 1.2, width: 4 },
+    x: sorted.map((line) => metric.scale * line.score), y: sorted.map(name), mode: "markers", showlegend: false,
+    error_x: { type: "data", array: sorted.map((line) => metric.scale * (line.score_interval || 0)), color: style("--quiet"), thickness: 1.2, width: 4 },
     marker: { size: 9, color: sorted.map((line) => (line.protocol.startsWith("rbdc") ? style("--level1") : line.protocol === "standard" ? style("--text") : style("--accent"))) },
-    customdata: sorted.map((line) => [epochsOf(line), line.seeds]),
-    hovertemplate: "%{x:.2f} %<br>epochs %{customdata[0]}, %{customdata[1]} seeds<extra></extra>",
+    customdata: sorted.map((line) => [epochsOf(line), line.seeds, scoreText(metric, line.score)]),
+    hovertemplate: "%{customdata[2]}<br>epochs %{customdata[0]}, %{customdata[1]} seeds<extra></extra>",
   };
-  plot(element, [trace], { height: 100 + 26 * sorted.length, xaxis: { title: { text: "top-1 accuracy (%), mean and 95 % interval; in brackets FLOPs" } } });
+  plot(element, [trace], { height: 100 + 26 * sorted.length, xaxis: { title: { text: `${metric.axis}, mean and 95 % interval; in brackets FLOPs` } } });
 }
 
 function epochsOf(line) {

@@ -18,10 +18,25 @@ const s = (tag, attributes, ...children) =>
   fill(document.createElementNS(SVG, tag), attributes, children);
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
-const percent = (value, digits = 2) => (isNumber(value) ? (100 * value).toFixed(digits) + " %" : "–");
-const interval = (value) => (isNumber(value) ? " ± " + (100 * value).toFixed(2) : "");
 const digits = (value, count = 4) =>
   isNumber(value) ? String(Number(value.toPrecision(count))) : "–";
+
+// Scores: a metric is data (see metrics.py), and no metric is known by name here
+
+const scoreNumber = (metric, value) => Math.abs(metric.scale * value).toFixed(metric.decimals);
+const minus = (value) => (value < 0 ? "−" : "");
+const isBetter = (metric, value, than) => (metric.higher_is_better ? value > than : value < than);
+const scoreInterval = (metric, value) => (isNumber(value) ? ` ± ${scoreNumber(metric, value)}` : "");
+const scoreText = (metric, value, absent = "–") =>
+  isNumber(value) ? minus(value) + scoreNumber(metric, value) + (metric.unit ? ` ${metric.unit}` : "") : absent;
+const scoreGap = (metric, value) => (isNumber(value) ? (minus(value) || "+") + scoreNumber(metric, value) : "");
+
+function scoresCompared(metric, ours, theirs) {
+  // '0.55 points more', '1.20 less (better)'
+  if (ours === theirs) return "no difference";
+  const verdict = metric.higher_is_better ? "" : isBetter(metric, ours, theirs) ? " (better)" : " (worse)";
+  return `${scoreNumber(metric, ours - theirs)}${metric.unit === "%" ? " points" : ""} ${ours > theirs ? "more" : "less"}${verdict}`;
+}
 
 function flops(value) {
   if (!isNumber(value)) return "–";

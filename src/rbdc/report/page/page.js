@@ -2,12 +2,16 @@
 "use strict";
 
 let state = JSON.parse(document.getElementById("state").textContent);
-const chosen = { run: 0, tree: null, node: null, x: "epochs", y: "top1", show: "all", trade: "flops", weights: null, layer: 0, time: null, sheet: null, size: "fit" };
+const chosen = { run: 0, tree: null, node: null, x: "epochs", y: null, show: "all", trade: "flops", weights: null, layer: 0, time: null, sheet: null, size: "fit" };
 const parts = {}; // section name -> element
 
 const run = () => state.runs[chosen.run];
 const tree = () => run().trees[chosen.tree] || run().trees.reduce((most, next) => (next.keys.length > most.keys.length ? next : most));
 const trainings = () => (run().transfer ? detectorsOf(run()) : tree().keys.map((key) => run().nodes[key]).filter((node) => node.kind === "train"));
+
+const primary = (r) => r.metrics[0]; // undefined where run.json cannot be read
+const primaryScore = (r, result = r.result) => (primary(r) ? (result.metrics || {})[primary(r).name] : null);
+const shownMetrics = (r) => r.metrics.filter((metric) => metric.shown);
 
 function set(changes, ...names) {
   Object.assign(chosen, changes);
@@ -39,20 +43,20 @@ const SECTIONS = {
       h("h2", {}, "Runs"),
       table([["run"], ["model"], ["state"], ["result", true], ["FLOPs", true], ["of standard's", true]], state.runs.map((r, i) => [
         h("button", { type: "button", onclick: () => { Object.assign(chosen, { run: i, tree: null, node: null, show: "all", weights: null, time: null, sheet: null }); drawAll(); } }, r.name),
-        modelText(r) || "–", runState(r), ...(r.transfer ? transferResult(r) : [isNumber(r.result.top1) ? `top-1 ${percent(r.result.top1)}` : "–", flops(r.result.training_flops), digits(r.result.normalized_flops, 3)]),
+        modelText(r) || "–", runState(r), ...(r.transfer ? transferResult(r) : [isNumber(primaryScore(r)) ? `${primary(r).label} ${scoreText(primary(r), primaryScore(r))}` : "–", flops(r.result.training_flops), digits(r.result.normalized_flops, 3)]),
       ])),
       h("p", { class: "quiet" }, `Below: ${run().name}`),
     ];
   },
 
   verdict() {
-    const r = run(), result = r.result;
+    const r = run(), result = r.result, metric = primary(r), score = primaryScore(r);
     const lines = [h("p", { class: "quiet" }, [modelText(r), dataText(r), runState(r), r.started ? `begun ${new Date(r.started).toLocaleString()}` : null].filter(Boolean).join(" · "))];
-    if (isNumber(result.top1)) {
-      lines.push(h("p", { class: "verdict" }, `RBDC: top-1 ${percent(result.top1)} with ${flops(result.training_flops)} for all models of the tree, ${digits(result.normalized_flops, 3)} times what ${digits(r.about.baseline_epochs)} epochs of standard training cost.`));
+    if (isNumber(score)) {
+      lines.push(h("p", { class: "verdict" }, `RBDC: ${metric.label} ${scoreText(metric, score)} with ${flops(result.training_flops)} for all models of the tree, ${digits(result.normalized_flops, 3)} times what ${digits(r.about.baseline_epochs)} epochs of standard training cost.`));
       if (result.standard) {
-        const gap = 100 * (result.top1 - result.standard.top1);
-        lines.push(h("p", { class: "verdict" }, `Standard training with the same FLOPs: top-1 ${percent(result.standard.top1)}. ${gap === 0 ? "No difference" : `${Math.abs(gap).toFixed(2)} points ${gap > 0 ? "more" : "less"} for RBDC`}; one seed, so a hint, not a result.`));
+        const theirs = primaryScore(r, result.standard);
+        lines.push(h("p", { class: "verdict" }, `Standard training with the same FLOPs: ${metric.label} ${scoreText(metric, theirs)}; ${scoresCompared(metric, score, theirs)} for RBDC. One seed, so a hint, not a result.`));
       }
     }
     if (r.transfer) lines.push(...transferVerdict(r.transfer).map((text) => h("p", { class: "verdict" }, text)));
@@ -66,7 +70,7 @@ const SECTIONS = {
     return [
       h("h2", {}, "Protocols at equal FLOPs"),
       h("div", { class: "controls" }, choice("against", [["flops", "FLOPs"], ["time", "time"]], chosen.trade, (trade) => set({ trade }, "compare"))),
-      chart("trade"), comparison(summary), reached(summary),
+      chart("trade"), comparison(summary, compared()), reached(summary, compared()),
     ];
   },
 
@@ -74,7 +78,7 @@ const SECTIONS = {
 
   sheets: () => (run().transfer ? sheetSection(detectorsOf(run()), chosen, (changes) => set(changes, "sheets")) : []),
 
-  detectors: () => (run().transfer ? detectorsSection(detectorsOf(run()), chosen.node, (key) => set({ node: key === chosen.node ? null : key }, "detectors", "node")) : []),
+  detectors: () => (run().transfer ? detectorsSection(detectorsOf(run()), shownMetrics(run()), chosen.node, (key) => set({ node: key === chosen.node ? null : key }, "detectors", "node")) : []),
 
   tree() {
     const r = run();
@@ -85,21 +89,20 @@ const SECTIONS = {
       : null;
     return [
       h("h2", {}, "The tree"),
-      h("p", { class: "quiet" }, "Leaves to the left. In a box, accuracy before and after its own training; between boxes, accuracy right after coupling, the proof's error, and how far joint normalisation moves the logits. Click for details."),
+      h("p", { class: "quiet" }, `Leaves to the left. In a box, ${primary(r).label} before and after its own training; between boxes, ${primary(r).label} right after coupling, the proof's error, and how far joint normalisation moves the logits. Click for details.`),
       pick,
-      drawTree(r.nodes, tree().keys, chosen.node, (key) => set({ node: key === chosen.node ? null : key }, "tree", "node")),
+      drawTree(r.nodes, tree().keys, primary(r), chosen.node, (key) => set({ node: key === chosen.node ? null : key }, "tree", "node")),
     ];
   },
 
   node() {
-    const node = run().nodes[chosen.node];
+    const node = run().nodes[chosen.node], metric = primary(run());
     if (!node) return [];
     const details = [
       ["state", stateText(node)], ["error", node.error], ["width", digits(node.width)], ["epochs", isNumber(node.epochs) ? digits(node.epochs) : null],
-      ["right after coupling", isNumber(node.start_top1) ? percent(node.start_top1) : null],
-      ["top-1", isNumber(node.top1) ? percent(node.top1) : null], ["top-5", isNumber(node.top5) ? percent(node.top5) : null],
-      ["box mAP", isNumber(node.box_map) ? percent(node.box_map) : null], ["mask mAP", isNumber(node.mask_map) ? percent(node.mask_map) : null],
-      ["best", node.best ? `${percent(node.best[node.kind === "detect" ? "mask_map" : "top1"])} at epoch ${digits(node.best.epoch)}` : null],
+      ["right after coupling", scoreText(metric, node.start[metric.name], null)],
+      ...run().metrics.map((m) => [m.label, scoreText(m, node.metrics[m.name], null)]),
+      [`best ${metric.label}`, node.best ? `${scoreText(metric, node.best[metric.name])} at epoch ${digits(node.best.epoch)}` : null],
       ["FLOPs", node.planned_flops ? `${flops(node.flops)} of ${flops(node.planned_flops)} planned` : null],
       ["parents", node.kind === "grow" ? node.parents.map((key) => shortName(run().nodes[key])).join(", ") : null], ["time", node.seconds ? duration(node.seconds) : null],
       ["images a second", node.images && node.seconds ? digits(node.images / node.seconds, 3) : null],
@@ -176,7 +179,7 @@ const SECTIONS = {
       h("h2", {}, "How to repeat it"),
       r.command ? h("pre", {}, r.command) : null,
       !r.command ? null : h("p", { class: "quiet" }, "The same command on the same folder goes on with a run that was stopped; on another folder it repeats it."),
-      isNumber(r.result.top1) ? [h("h3", {}, "The model"), h("pre", {}, loads)] : null,
+      isNumber(primaryScore(r)) ? [h("h3", {}, "The model"), h("pre", {}, loads)] : null,
       r.transfer ? loadDetectors(r) : null,
       r.transfer ? null : facts([
         ["data", dataText(r)], ["fingerprint", r.data.fingerprint], ["classes", (r.data.class_names || []).join(", ")],
@@ -189,8 +192,8 @@ const SECTIONS = {
 };
 
 const AFTER = {
-  compare: (section) => { const e = charts(section, "trade"); if (e) drawTrade(e, run().summary, chosen.trade); },
-  node: (section) => { const e = charts(section, "node"), node = run().nodes[chosen.node]; if (e && node.history.epoch) drawNode(e, node); },
+  compare: (section) => { const e = charts(section, "trade"); if (e) drawTrade(e, run().summary, compared(), chosen.trade); },
+  node: (section) => { const e = charts(section, "node"), node = run().nodes[chosen.node]; if (e && node.history.epoch) drawNode(e, node, shownMetrics(run())); },
   curves: (section) => { const e = charts(section, "curves"); if (e) drawCurves(e, run(), shown(), chosen.x, curveY(run())); },
   weights: (section) => {
     const nodes = run().trees.length ? trainings().filter(hasBlocks) : [];
@@ -250,24 +253,31 @@ function runState(r) {
   return ["done", "running", "stopped", "waiting", "failed", "unreadable"].filter(count).map((name) => `${count(name)} ${name}`).join(", ");
 }
 
-function comparison(summary) {
+const compared = () => run().metrics.find(({ name }) => name === run().summary.metric);
+
+function gapText(metric, line) {
+  const certain = isNumber(line.gap_interval) && Math.abs(line.gap) > line.gap_interval; // the interval excludes 0
+  const colour = !certain ? null : isBetter(metric, line.gap, 0) ? "better" : "worse";
+  return h("span", { class: colour }, scoreGap(metric, line.gap) + scoreInterval(metric, line.gap_interval));
+}
+
+function comparison(summary, metric) {
   const published = summary.published || {}, papers = Object.keys(published).length > 0;
   const lines = [...summary.lines].sort((a, b) => a.budget - b.budget);
-  const columns = [["protocol"], ["FLOPs", true], ["top-1", true], ["from standard", true], ["best", true], ["epochs, leaves first"], ["passes", true], ["time", true], ["seeds", true], ...(papers ? [["the paper", true]] : [])];
+  const columns = [["protocol"], ["FLOPs", true], [metric.label, true], ["from standard", true], ["best", true], ["epochs, leaves first"], ["passes", true], ["time", true], ["seeds", true], ...(papers ? [["the paper", true]] : [])];
   return table(columns, lines.map((line, i) => {
     const paper = published[`${line.protocol} ${digits(line.budget, 6)}`];
     const row = [
-      line.protocol, line.flops.toFixed(3), isNumber(line.top1) ? percent(line.top1) + interval(line.top1_interval) : "missing",
-      isNumber(line.gap) ? (line.gap >= 0 ? "+" : "−") + Math.abs(100 * line.gap).toFixed(2) + interval(line.gap_interval) : "",
-      percent(line.best_top1), epochsOf(line), digits(line.data_passes, 3), duration(line.seconds), line.missing ? `${line.seeds} of ${line.seeds + line.missing}` : line.seeds,
-      ...(papers ? [isNumber(paper) ? percent(paper) : ""] : []),
+      line.protocol, line.flops.toFixed(3), scoreText(metric, line.score, "missing") + scoreInterval(metric, line.score_interval), gapText(metric, line),
+      scoreText(metric, line.best_score), epochsOf(line), digits(line.data_passes, 3), duration(line.seconds), line.missing ? `${line.seeds} of ${line.seeds + line.missing}` : line.seeds,
+      ...(papers ? [scoreText(metric, paper, "")] : []),
     ];
     row.first = i > 0 && lines[i - 1].budget !== line.budget;
     return row;
   }));
 }
 
-function reached(summary) {
+function reached(summary, metric) {
   const end = (value) => (value === "inf" ? "never" : value === "-inf" ? "below the smallest budget" : digits(value, 2));
   const budgets = (protocol) => summary.lines.filter((line) => line.protocol === protocol).length; // two make a curve
   const rows = Object.entries(summary.flops_to_reach || {}).filter(([protocol]) => protocol !== "standard" && budgets(protocol) > 1)
@@ -275,7 +285,7 @@ function reached(summary) {
   const notes = [];
   if ((summary.tuning || []).length) notes.push(h("p", { class: "quiet" }, `Learning rates tuned, which cost ${digits(summary.tuning_flops, 3)} times standard training: ${[...new Set(summary.rows.map((row) => `${row.protocol} ${digits(row.lr)}`))].join(", ")}.`));
   if (!rows.length) return notes;
-  return [h("h3", {}, "FLOPs to reach standard training's best accuracy"), table([["protocol"], ["FLOPs", true], ["95 %", true]], rows), ...notes];
+  return [h("h3", {}, `FLOPs to reach standard training's best ${metric.label}`), table([["protocol"], ["FLOPs", true], ["95 %", true]], rows), ...notes];
 }
 
 // Light and dark, printing, and life

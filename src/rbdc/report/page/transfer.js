@@ -9,18 +9,20 @@ const count = (value) => (isNumber(value) ? value.toLocaleString("en") : "–");
 
 function transferResult(r) {
   // the cells of the table of runs: result, FLOPs, and what standard training is no measure for
-  const [first] = r.transfer.precision.masks;
-  const spent = detectorsOf(r).reduce((sum, node) => sum + (node.flops || 0), 0);
-  return [first ? `mask mAP ${cellText(first.cells.ap)} %` : "–", flops(spent), "–"];
+  const { precision, parts, columns } = r.transfer, [part, name] = parts[parts.length - 1], [title, score] = columns[0];
+  const spent = detectorsOf(r).reduce((sum, node) => sum + (node.flops || 0), 0), [first] = precision[part];
+  return [first ? `${name} ${title} ${cellText(first.cells[score])} %` : "–", flops(spent), "–"];
 }
 
-function transferVerdict({ precision }) {
-  const lines = precision.masks.map((mask, i) => {
-    const box = precision.boxes[i], more = mask.more && mask.more.ap, first = precision.masks[0];
-    const start = `${mask.backbone}: box mAP ${cellText(box.cells.ap)} %, mask mAP ${cellText(mask.cells.ap)} %`;
+function transferVerdict({ precision, parts, columns }) {
+  // by the first column of the tables, and the last part of them
+  const [title, score] = columns[0], [part, name] = parts[parts.length - 1];
+  const lines = precision[part].map((line, i) => {
+    const more = line.more && line.more[score], first = precision[part][0];
+    const start = `${line.backbone}: ${parts.map(([key, label]) => `${label} ${title} ${cellText(precision[key][i].cells[score])} %`).join(", ")}`;
     if (!more) return `${start}.`;
     const gap = Math.abs(100 * more.mean).toFixed(1);
-    const than = Number(gap) === 0 ? `as ${first.backbone}` : `${gap} points ${more.mean > 0 ? "more" : "less"} mask mAP than ${first.backbone}`;
+    const than = Number(gap) === 0 ? `as ${first.backbone}` : `${gap} points ${more.mean > 0 ? "more" : "less"} ${name} ${title} than ${first.backbone}`;
     return `${start}; ${than}${isNumber(more.spread) ? `, ± ${points(more.spread)} over seeds` : "; one seed, so a hint, not a result"}.`;
   });
   return lines.length > 6 ? [...lines.slice(0, 6), "The others are in the tables."] : lines;
@@ -79,14 +81,13 @@ function sheetSection(nodes, { sheet, size }, set) {
 
 // States
 
-function detectorsSection(nodes, chosen, choose) {
+function detectorsSection(nodes, metrics, chosen, choose) {
   const name = (node) => h("button", { type: "button", "aria-pressed": String(node.key === chosen), onclick: () => choose(node.key) }, node.name);
-  const number = (value) => (isNumber(value) ? points(value) : "");
   const failed = nodes.filter((node) => node.error);
   return [
     h("h2", {}, "The detectors"),
-    nodes.length ? table([["detector"], ["state"], ["epochs", true], ["box mAP", true], ["mask mAP", true], ["FLOPs", true], ["planned", true], ["time", true]], nodes.map((node) => [
-      name(node), h("span", { class: `state ${node.state}` }, `${MARKS[node.state]} ${stateText(node)}`), digits(node.epochs), number(node.box_map), number(node.mask_map),
+    nodes.length ? table([["detector"], ["state"], ["epochs", true], ...metrics.map(({ label }) => [label, true]), ["FLOPs", true], ["planned", true], ["time", true]], nodes.map((node) => [
+      name(node), h("span", { class: `state ${node.state}` }, `${MARKS[node.state]} ${stateText(node)}`), digits(node.epochs), ...metrics.map((metric) => scoreText(metric, node.metrics[metric.name], "")),
       flops(node.flops), flops(node.planned_flops), node.seconds ? duration(node.seconds) : "–",
     ])) : h("p", { class: "quiet" }, "No detectors are known of this run."),
     failed.map((node) => h("p", { class: "missing" }, `${node.name}: ${node.error}`)),
@@ -142,6 +143,6 @@ function loadDetectors(r) {
   return [
     h("h3", {}, "The detectors"),
     h("pre", {}, `from rbdc.transfer import load_detector\n\ndetector, class_names = load_detector(${place})\nfound = detector([image])[0]  # floats (3, H, W) in [0, 1]: boxes, labels from 1, scores, masks`),
-    h("p", { class: "quiet" }, `${trained[0].name}, after its last epoch; best/ beside it has the highest mask mAP.${trained.length > 1 ? " The other detectors' folders are among their details, above." : ""}`),
+    h("p", { class: "quiet" }, `${trained[0].name}, after its last epoch; best/ beside it has the best ${r.metrics[0].label}.${trained.length > 1 ? " The other detectors' folders are among their details, above." : ""}`),
   ];
 }

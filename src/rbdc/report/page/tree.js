@@ -20,7 +20,7 @@ function placed(nodes, keys) {
   return { spots, rows };
 }
 
-function drawTree(nodes, keys, chosen, choose) {
+function drawTree(nodes, keys, metric, chosen, choose) {
   const { spots, rows } = placed(nodes, keys);
   const columns = Math.max(...[...spots.values()].map((spot) => spot.column)) + 1;
   const x = (column) => 2 + column * (BOX.width + BOX.gapX);
@@ -29,7 +29,7 @@ function drawTree(nodes, keys, chosen, choose) {
   const edges = [], boxes = [];
   for (const [key, spot] of spots) {
     const node = nodes[key];
-    boxes.push(box(node, x(spot.column), y(spot.row), chosen === key, choose));
+    boxes.push(box(node, metric, x(spot.column), y(spot.row), chosen === key, choose));
     for (const grow of node.parents.map((k) => nodes[k]).filter(Boolean)) {
       const pillX = x(spot.column) - BOX.gapX / 2, middle = y(spot.row) + BOX.height / 2;
       edges.push(s("path", { class: "edge", d: `M${pillX} ${middle} H${x(spot.column)}` }));
@@ -38,7 +38,7 @@ function drawTree(nodes, keys, chosen, choose) {
         const bend = (fromX + pillX) / 2;
         edges.push(s("path", { class: "edge", d: `M${fromX} ${fromY} C${bend} ${fromY} ${bend} ${middle} ${pillX} ${middle}` }));
       }
-      boxes.push(pill(grow, pillX, middle, chosen === grow.key, choose));
+      boxes.push(pill(grow, metric, pillX, middle, chosen === grow.key, choose));
     }
   }
   return h("div", { class: "scroll" }, s("svg",
@@ -56,10 +56,10 @@ function clickable(node, chosen, choose, label, ...children) {
 
 const shortName = (node) => node.name.split(": ").pop();
 
-function accuracy(node) {
-  const now = node.top1 === null || node.top1 === undefined ? null : percent(node.top1);
-  if (!isNumber(node.start_top1)) return now || stateText(node);
-  return `${percent(node.start_top1)} → ${now || "…"}`;
+function progressText(node, metric) {
+  // the score before and after its own training
+  const now = scoreText(metric, node.metrics[metric.name], null), start = scoreText(metric, node.start[metric.name], null);
+  return start ? `${start} → ${now || "…"}` : now || stateText(node);
 }
 
 function stateText(node) {
@@ -67,7 +67,7 @@ function stateText(node) {
   return p && node.state !== "done" ? `${node.state} ${Math.floor((100 * p.step) / p.steps)} %` : node.state;
 }
 
-function box(node, x, y, chosen, choose) {
+function box(node, metric, x, y, chosen, choose) {
   const epochs = isNumber(node.epochs) ? digits(node.epochs, 3) + (node.epochs === 1 ? " epoch" : " epochs") : "";
   const line = [epochs, flops(node.flops || node.planned_flops), node.seconds ? duration(node.seconds) : null];
   const colour = node.name === "standard" ? "var(--quiet)" : `var(--level${node.level % 5})`;
@@ -76,13 +76,13 @@ function box(node, x, y, chosen, choose) {
     s("rect", { x: x + 1, y: y + 6, width: 5, height: BOX.height - 12, fill: colour }),
     s("text", { x: x + 14, y: y + 19, "font-weight": 600 }, `${MARKS[node.state]} ${clipped(shortName(node), 16)}`),
     s("text", { class: "quiet", x: x + BOX.width - 8, y: y + 19, "text-anchor": "end" }, `width ${digits(node.width)}`),
-    s("text", { x: x + 14, y: y + 38 }, accuracy(node)),
+    s("text", { x: x + 14, y: y + 38 }, progressText(node, metric)),
     s("text", { class: "quiet", x: x + 14, y: y + 56, "font-size": 12 }, line.filter(Boolean).join(" · ")));
 }
 
-function pill(node, x, y, chosen, choose) {
+function pill(node, metric, x, y, chosen, choose) {
   const small = (value) => (value === 0 ? "0" : value.toExponential(0));
-  const lines = [isNumber(node.top1) ? percent(node.top1) : stateText(node)];
+  const lines = [scoreText(metric, node.metrics[metric.name], stateText(node))];
   if (isNumber(node.proof_error)) lines.push(`proof ${small(node.proof_error)}`);
   if (isNumber(node.norm_drift)) lines.push(`drift ${small(node.norm_drift)}`);
   const height = 8 + 15 * lines.length;
