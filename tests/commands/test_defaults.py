@@ -4,6 +4,7 @@ import pytest
 
 from rbdc.cli import make_parser
 from rbdc.growth import Setting, parse_protocol
+from rbdc.jobs.job import TrainJob
 from rbdc.models import ModelSpec
 from rbdc.plan import make_plan
 from rbdc.settings import PLAN, Request
@@ -29,7 +30,8 @@ def test_train_and_plan_round_epochs_and_compare_never_does() -> None:
     assert all(stage.epochs == round(stage.epochs) for stage in planned.stages)
     setting = Setting(model=model, recipe=recipe, data=data, baseline_epochs=9.0)
     trial = parse_protocol("rbdc:1").trial(setting, 0.61, 0)
-    target = trial.target.job.task.epochs  # type: ignore[union-attr]
+    assert isinstance(trial.target.job, TrainJob)
+    target = trial.target.job.task.epochs
     exact = make_plan(model, budget=0.61, baseline_epochs=9, rounding="none").target.epochs
     assert target == pytest.approx(exact, rel=1e-12)
     assert target != round(target)
