@@ -4,7 +4,7 @@ import pytest
 
 from rbdc.cli import make_parser
 from rbdc.growth import Setting, parse_protocol
-from rbdc.jobs.job import TrainJob
+from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec
 from rbdc.plan import make_plan
 from rbdc.settings import PLAN, Request

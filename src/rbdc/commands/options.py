@@ -6,7 +6,6 @@ from the namespace: they must not override a recipe.
 """
 
 import json
-import os
 from argparse import (
     SUPPRESS,
     Action,
@@ -17,6 +16,7 @@ from argparse import (
 )
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any, NoReturn
 
@@ -49,9 +49,8 @@ class Parser(ArgumentParser):
         """Add an option that is no setting; its value is read as `type`, a list if it has nargs."""
         if texts.get("action") != "store_true":
             texts |= {"action": _Value, "type": None, "hint": type}
-            texts.setdefault(
-                "metavar", None if not names[0].startswith("-") else _metavar(schema_of(type))
-            )
+            if names[0].startswith("-"):
+                texts.setdefault("metavar", _metavar(schema_of(type)))
         action = (group or self).add_argument(*names, **texts)
         if brief:
             self.brief.add(action.dest)
@@ -133,7 +132,7 @@ class _Formatter(HelpFormatter):
     """Help of one line per option where it fits."""
 
     def __init__(self, prog: str) -> None:
-        columns = int(os.environ.get("COLUMNS") or WIDTH)
+        columns = get_terminal_size((WIDTH, 0)).columns
         super().__init__(prog, max_help_position=26, width=min(WIDTH, columns) - 2)
 
     def _get_help_string(self, action: Action) -> str:

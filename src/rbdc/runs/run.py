@@ -124,11 +124,9 @@ def execute(run: Run, output: Path, where: Where, watch: Watcher) -> Result | No
         record = world.broadcast(begin)
         engine = where.engine or _engine(run, record, where)
         try:
-            engine.run(
-                jobs,
-                Context(store=store, machine=where.machine, world=world),
-                watching(run, output, watch, writes=world.is_main),
-            )
+            engine.run(jobs, Context(store=store, machine=where.machine, world=world), watching(
+                run, output, watch, writes=world.is_main
+            ))
         except TrainingError as error:
             if not run.skips_failures:
                 raise
@@ -273,7 +271,9 @@ def _engine_settings(run: Run, where: Where, old: Mapping[str, Any]) -> dict[str
     if jobs is None and where.cluster.engine == "local":
         leaves = [job for job in trainings if not job.parents]
         alone = where.world.size > 1
-        jobs = 1 if alone else leaves[0].measure_concurrency(len(leaves), threads, where.machine)
+        jobs = (
+            1 if alone else leaves[0].measure_concurrency(len(leaves), threads, where.machine)
+        )
     return {
         "name": where.cluster.engine,
         "jobs": jobs,
