@@ -1,7 +1,7 @@
-"""The reference, made from the code while the site is built: nothing of it is written by hand.
+"""The reference, generated from the code while the site is built.
 
-A page in docs/reference is a title and a few words; as Sphinx reads it, what the code says is put
-below them: the parsers' commands, the fields of the settings, the shipped files, the public names.
+A page in docs/reference is a title and a few words. As Sphinx reads it, this extension appends what
+the code says: the commands, the settings, the shipped files, the public names.
 """
 
 import inspect
@@ -13,23 +13,25 @@ from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from textwrap import fill
-from typing import Any, get_type_hints
+from typing import Any
 
 from sphinx.application import Sphinx
 
 import rbdc
 from rbdc.cli import make_parser
+from rbdc.commands.options import SettingAction
 from rbdc.settings import (
+    Augmentation,
     Cluster,
+    DetectionRecipe,
     Machine,
     Optimization,
     Recipe,
     Request,
-    field_help,
     shipped_recipes,
 )
-from rbdc.settings.detection import DetectionRecipe
-from rbdc.settings.recipe import Augmentation, describe_type
+from rbdc.settings.files import RECIPES
+from rbdc.settings.schema import kind, limits, nullable, schema_of, schemas
 
 HEAD = ("setting", "type", "default", "meaning")
 SETTINGS: dict[type, str] = {
@@ -44,7 +46,7 @@ SETTINGS: dict[type, str] = {
 
 
 def commands() -> str:
-    """Every command: what it does, what it must and may be told."""
+    """Return every command: what it does, and its options."""
     parser = make_parser()
     (found,) = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
     return "\n".join(_command(name, command) for name, command in found.choices.items())
@@ -71,12 +73,13 @@ def _command(name: str, parser: Any) -> str:
 
 
 def _settings(actions: Sequence[Action]) -> str:
-    """Options that are settings: they are explained once, on their own page."""
+    """Return the names of options that are settings, with links to where they are explained."""
     names = {action.dest for action in actions}
+    (whole,) = {action.settings for action in actions if isinstance(action, SettingAction)}
     homes = [
         f"[{title}](options.md#{title.lower().replace(' ', '-')})"
         for settings, title in SETTINGS.items()
-        if names & set(_own_fields(settings))
+        if issubclass(whole, settings) and names & set(_own_fields(settings))
     ]
     words = fill(" ".join(action.option_strings[0] for action in actions), 80,
                  break_on_hyphens=False)  # fmt: skip
@@ -84,49 +87,49 @@ def _settings(actions: Sequence[Action]) -> str:
 
 
 def _said(action: Action) -> str:
-    """How something that must be said is said."""
+    """Return how a required argument is given."""
     name = action.dest.upper()
     return f"{action.option_strings[0]} {name}" if action.option_strings else name
 
 
 def _row(action: Action) -> tuple[str, ...]:
-    hint = getattr(action, "_typehint", None)
-    kind = "a path" if hint is Path else describe_type(hint) if hint else "a switch"
-    kind += ", several" if action.nargs in ("*", "+") else ""
+    hint = getattr(action, "hint", None)
+    type_ = "a path" if hint is Path else kind(schema_of(hint)) if hint else "a switch"
+    type_ += ", several" if action.nargs in ("*", "+") else ""
     given = " ".join(action.default) if isinstance(action.default, list) else action.default
     default = f"`{given}`" if given not in (None, False, "") else ""
     name = action.option_strings[0] if action.option_strings else action.dest.upper()
-    return f"`{name}`", kind, "required" if action.required else default, str(action.help)
+    return f"`{name}`", type_, "required" if action.required else default, str(action.help)
 
 
 def options() -> str:
-    """Every setting, with the words that stand below it in the code."""
+    """Return every setting: type, range, default and help."""
     parts = []
     for settings, title in SETTINGS.items():
-        hints, texts = get_type_hints(settings), field_help(settings)
         rows = [
-            (f"`{name}`", *_kind_and_default(field, hints[name]), texts[name])
-            for field in fields(settings)
-            if (name := field.name) in _own_fields(settings)
+            (f"`{name}`", *_type_and_default(schema), schema["description"])
+            for name, schema in schemas(settings).items()
+            if name in _own_fields(settings)
         ]
         parts += [f"## {title}", inspect.getdoc(settings) or "", _table(HEAD, rows)]
     return "\n\n".join(parts) + "\n"
 
 
 def _own_fields(settings: type) -> list[str]:
-    """Without those of the settings it builds on."""
+    """Return the names of the fields that the class declares itself."""
     return list(inspect.get_annotations(settings))
 
 
-def _kind_and_default(field: Any, hint: Any) -> tuple[str, str]:
-    value = field.default if field.default is not MISSING else field.default_factory()
-    kind = describe_type(hint)
-    return kind.removesuffix(" or nothing") if value is None else kind, f"`{_yaml(value)}`"
+def _type_and_default(schema: dict[str, Any]) -> tuple[str, str]:
+    default = schema.get("default", {})
+    words = kind(schema, nothing="null")
+    words = words.removesuffix(" or null") if nullable(schema) and default is None else words
+    return words + (f", {limits(schema)}" if limits(schema) else ""), f"`{_yaml(default)}`"
 
 
 def _yaml(value: Any) -> str:
-    """As a recipe would say it."""
-    if isinstance(value, tuple):
+    """Return a value as a recipe file gives it."""
+    if isinstance(value, list):
         return f"[{', '.join(map(_yaml, value))}]"
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
@@ -134,11 +137,13 @@ def _yaml(value: Any) -> str:
 
 
 def recipes() -> str:
-    """The files as they are."""
+    """Return the shipped files."""
     folder = files("rbdc.settings")
     parts = []
-    for name in shipped_recipes():
-        parts += [f"## {name}", _fenced("yaml", (folder / "recipes" / f"{name}.yaml").read_text())]
+    for title, place in (("", RECIPES), ("transfer: ", RECIPES / "transfer")):
+        for name in shipped_recipes(place):
+            text = (place / f"{name}.yaml").read_text()
+            parts += [f"## {title}{name}", _fenced("yaml", text)]
     parts.append("## The paper's experiments")
     for path in sorted((folder / "experiments").iterdir(), key=lambda path: path.name):
         parts += [f"### {path.name.removesuffix('.yaml')}", _fenced("yaml", path.read_text())]
@@ -146,7 +151,7 @@ def recipes() -> str:
 
 
 def api() -> str:
-    """Every public name, room by room."""
+    """Return every public name, grouped by package."""
     parts = []
     for room in dict.fromkeys(rbdc._HOME.values()):
         about = inspect.getdoc(import_module(f"rbdc.{room}")) or room
@@ -186,7 +191,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def complete(_app: Sphinx, page: str, source: list[str]) -> None:
-    """Put below a page's own words what the code says."""
+    """Append what the code says to a page."""
     if page in PAGES:
         source[0] += "\n" + PAGES[page]()
 
@@ -194,7 +199,7 @@ def complete(_app: Sphinx, page: str, source: list[str]) -> None:
 def as_sphinx_reads_it(
     _app: Sphinx, _what: str, _name: str, thing: Any, _options: Any, lines: list[str]
 ) -> None:
-    """Docstrings have `code` between single backticks, as Markdown does; Sphinx wants two."""
+    """Double the backticks of docstrings: they are Markdown's, and Sphinx wants two."""
     lines[:] = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", "\n".join(lines)).split("\n")
     if isinstance(thing, type) and thing in SETTINGS:
         lines += ["", "Its fields are :doc:`settings <options>`."]
@@ -203,7 +208,7 @@ def as_sphinx_reads_it(
 def shorter_signature(
     _app: Sphinx, _what: str, _name: str, thing: Any, _options: Any, signature: str, returns: str
 ) -> tuple[str, str] | None:
-    """A dataclass is described by its fields; a signature is for those that have defaults."""
+    """Hide the signature of settings, and of dataclasses without defaults."""
     if not (isinstance(thing, type) and is_dataclass(thing)):
         return None
     defaults = any(field.default is not MISSING for field in fields(thing))
@@ -213,6 +218,7 @@ def shorter_signature(
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the extension."""
     app.connect("source-read", complete)
     app.connect("env-get-outdated", lambda *_: list(PAGES))
     app.connect("autodoc-process-docstring", as_sphinx_reads_it)

@@ -21,7 +21,6 @@ ORDER = [
     {"growth", "transfer"},
     {"experiments"},
     {"report"},
-    {"options"},
     {"commands"},
     {"cli"},
 ]

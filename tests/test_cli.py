@@ -1,5 +1,6 @@
 """The command line, as a user meets it."""
 
+import argparse
 import inspect
 import json
 import subprocess
@@ -10,9 +11,11 @@ import pytest
 import timm
 
 import rbdc
-from rbdc.cli import main
-from rbdc.commands.plan import PLAN_OPTIONS, plan_parser
+from rbdc.cli import main, make_parser
+from rbdc.commands.options import given_settings
+from rbdc.commands.plan import plan_parser
 from rbdc.plan import make_plan
+from rbdc.settings import PLAN, Cluster, Duration, Machine, Recipe, Request
 from tests.support import SMALL, images, parents
 
 SMALL_PLAN = [
@@ -115,19 +118,98 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
 
 
 def test_the_command_lines_defaults_are_those_of_python() -> None:
-    defaults = inspect.signature(make_plan).parameters
-    parsed = plan_parser().get_defaults()
-    assert {name: parsed[name] for name in PLAN_OPTIONS} == {
-        name: defaults[name].default for name in PLAN_OPTIONS
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(make_plan).parameters.items()
+        if name != "model"
     }
-    assert set(PLAN_OPTIONS) == set(defaults) - {"model"}
+    parsed = plan_parser().parse_args(["resnet18"])
+    assert not given_settings(parsed, Request).keys() - {"model"}, "nothing is given"
+    own = {name: getattr(parsed, name) for name in ("warmup_epochs", "images")}
+    assert own | {name: getattr(Request(), name) for name in PLAN} == defaults
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "transfer", "plan"])
+def test_help_is_a_screen_and_all_of_it_on_demand(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def shown(*words: str) -> str:
+        with pytest.raises(SystemExit) as end:
+            main([command, *words])
+        assert end.value.code == 0
+        return capsys.readouterr().out
+
+    brief, complete = shown("--help"), shown("--help", "all")
+    assert shown("-h") == brief
+    assert len(brief.splitlines()) <= 46
+    assert max(map(len, complete.splitlines())) <= 100
+    assert f"`rbdc {command} --help all`" in brief and "--help all`" not in complete
+    options = {option for action in make_parser()._actions for option in _options(action, command)}
+    for option in options - {"-h", "--help"}:
+        positive = option.replace("--no-", "--", 1)
+        assert option in complete or f"--[no-]{positive[2:]}" in complete, option
+    assert main([command, "--help", "everything"]) == 2
+
+
+def _options(action: argparse.Action, command: str) -> list[str]:
+    parser = dict(action.choices or {}).get(command) if action.dest == "subcommand" else None
+    return [option for own in parser._actions for option in own.option_strings] if parser else []
+
+
+def test_options_are_read_as_settings_and_absent_if_not_given() -> None:
+    words = [
+        "--lr=1e-3", "--scale", "0.5,1.0", "--mean", "0.1", "0.2", "--std", "[0.3, 0.4]", "--amp",
+        "--no-filter-bias-and-bn", "--aa=null", "--warmup-epochs",
+        "500 steps", "--model-kwargs", "depth=6", "act=gelu", "--transition", "restart,carry",
+        "--gpus-per-job", "2", "1", "--data=1234", "--threads=3",
+    ]  # fmt: skip
+    parsed = make_parser().parse_args(["train", *words])
+    assert given_settings(parsed, Recipe) == {
+        "lr": 0.001,
+        "scale": (0.5, 1.0),
+        "mean": (0.1, 0.2),
+        "std": (0.3, 0.4),
+        "amp": True,
+        "filter_bias_and_bn": False,
+        "aa": None,
+        "warmup_epochs": Duration(500, "steps"),
+    }
+    assert given_settings(parsed, Request) == {
+        "model_kwargs": {"depth": 6, "act": "gelu"},
+        "transition": ("restart", "carry"),
+        "data": "1234",
+    }
+    assert given_settings(parsed, Cluster) == {"gpus_per_job": (2.0, 1.0)}
+    assert given_settings(parsed, Machine) == {"threads": 3}
+
+
+def test_plan_and_train_have_the_same_options() -> None:
+    """By the same fields; a plan alone asks for the number of images."""
+    plan, train = (
+        {option for action in make_parser()._actions for option in _options(action, command)}
+        for command in ("plan", "train")
+    )
+    assert {f"--{name.replace('_', '-')}" for name in PLAN} <= plan & train
+    assert {"--width", "--img-size", "--model-kwargs"} <= plan & train
 
 
 BAD = {
     "no command": ([], "no command was given"),
     "unknown command": (["plna"], "plna"),
     "unknown option": (["plan", "resnet18", "--bugdet=1"], "Did you mean --budget?"),
-    "not a number": (["plan", "resnet18", "--budget=much"], "budget"),
+    "not a number": (["plan", "resnet18", "--budget=much"], "--budget got much, expected a number"),
+    "near command": (["trian"], "Did you mean train or transfer?"),
+    "stray word": (["plan", "resnet18", "resnet50", "--budget=1"], "resnet50"),
+    "no value": (["plan", "resnet18", "--budget"], "--budget: expected one argument"),
+    "no whole number": (["train", "--batch-size=1.5"], "--batch-size got 1.5, expected a whole"),
+    "near choice": (["train", "--sched=cosin"], "Did you mean cosine?"),
+    "near name in a list": (["train", "--transition=restart,cary"], "Did you mean carry?"),
+    "no length": (["train", "--warmup-epochs=5 stps"], "Did you mean steps?"),
+    "too many": (["train", "--scale", "0.1", "0.2", "0.3"], "expected a list: 2 of a number"),
+    "infinite": (["train", "--lr=inf"], "--lr got inf, expected a number"),
+    "switch with a value": (["train", "--amp=yes"], "--amp"),
     "unknown model": (["plan", "resnet19", "--budget=1"], "Did you mean resnet18"),
     "ratio": ([*SMALL_PLAN, "--budget=1", "--ratio=0"], "ratio is 0"),
     "budget": ([*SMALL_PLAN, "--budget=-0.5"], "budget is -0.5"),
@@ -140,7 +222,10 @@ BAD = {
     ),
     "no width": ([*SMALL_PLAN[:-1], "embed_dim=0", "--budget=1"], "each key once"),
     "no patch": (["plan", "vit_base_patch16_224", "--budget=1", "--model-kwargs=patch_size=0"], ""),
-    "negative size": (["plan", "resnet18", "--budget=1", "--img-size=-28"], "-28 x -28"),
+    "negative size": (
+        ["plan", "resnet18", "--budget=1", "--img-size=-28"],
+        "img-size is -28, expected at least 1",
+    ),
     "no channels": (["plan", "resnet18", "--budget=1", "--model-kwargs=channels=[]"], "channels"),
     "few stages": (["plan", "resnet18", "--epochs=9", "--model-kwargs=channels=[8,8]"], "layer3"),
     "size twice": ([*SMALL_PLAN, "img_size=32", "--budget=1"], "given twice"),

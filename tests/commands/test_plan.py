@@ -64,7 +64,7 @@ def test_json_is_what_python_says_with_the_same_settings(
 
 
 def test_options_have_the_defaults_of_python() -> None:
-    defaults = plan_parser().get_defaults()
+    defaults = plan_parser().parse_args(["resnet18"])
     known = {field.name: field.default for field in fields(Hardware)}
     assert defaults.devices_per_node == known["devices_per_node"]
     assert 1e9 * defaults.node_bandwidth == known["node_bytes_per_second"]

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict, fields
+from dataclasses import FrozenInstanceError, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,17 @@ import yaml
 
 from rbdc.errors import RecipeError
 from rbdc.settings import (
+    Cluster,
+    DetectionRecipe,
+    Duration,
     Machine,
     Recipe,
     Request,
-    field_help,
     read_recipe,
     shipped_recipes,
     split_settings,
 )
+from rbdc.settings.schema import schemas
 
 
 def recipe(name: str | Path) -> Recipe:
@@ -215,9 +218,13 @@ def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
         ("lr", True, "a number or nothing"),
         ("lr", float("nan"), "a number or nothing"),
         ("lr", [0.1], "a number or nothing"),
-        ("warmup_epochs", None, "a number"),
-        ("warmup_epochs", float("inf"), "a number"),
-        ("warmup_epochs", 10**400, "a number"),
+        ("weight_decay", None, "a number"),
+        ("weight_decay", float("inf"), "a number"),
+        ("weight_decay", 10**400, "a number"),
+        ("warmup_epochs", None, "a number or a length such as '500 steps' or '10%'"),
+        ("warmup_epochs", float("inf"), "a number or a length such as '500 steps' or '10%'"),
+        ("warmup_epochs", 10**400, "a number or a length such as '500 steps' or '10%'"),
+        ("warmup_epochs", [5], "a number or a length such as '500 steps' or '10%'"),
         ("batch_size", 64.0, "a whole number"),
         ("batch_size", True, "a whole number"),
         ("batch_size", "64", "a whole number"),
@@ -283,6 +290,41 @@ def test_values_out_of_range_are_named(
         assert Recipe(**{name: value}) == Recipe(**{name: value})
 
 
+def test_a_length_may_have_another_unit() -> None:
+    for given, expected in (
+        (5, 5.0),
+        ("5", 5.0),
+        ("5 epochs", 5.0),
+        ("500 steps", Duration(500, "steps")),
+        ("10%", Duration(10, "%")),
+        (Duration(10, "%"), Duration(10, "%")),
+    ):
+        found = Recipe(warmup_epochs=given)  # type: ignore[arg-type]
+        assert found.warmup_epochs == expected
+        assert Recipe(**found.to_json()) == found
+        assert Recipe(**json.loads(json.dumps(found.to_json()))) == found
+    error = refused(warmup_epochs="5 epocs")
+    assert error.problem.startswith("warmup_epochs: '5 epocs' is not a length")
+    assert error.remedy == "Did you mean epochs?"
+    steps = DetectionRecipe(warmup_steps="100").warmup_steps  # type: ignore[arg-type]
+    assert (repr(steps), repr(Recipe(warmup_epochs=5).warmup_epochs)) == ("100", "5.0")
+
+
+def test_a_name_that_no_setting_has() -> None:
+    error = refused(warmup_epoch=5)
+    assert error.problem == "no setting is called 'warmup_epoch'"
+    assert "warmup_epochs" in error.remedy
+
+
+def test_settings_are_values() -> None:
+    assert len({Recipe(), Recipe(lr=None), Recipe(lr=0.1)}) == 2
+    assert replace(Recipe(lr=0.1), opt="sgd") == Recipe(lr=0.1, opt="sgd")
+    with pytest.raises(RecipeError, match="lr is -1, expected more than 0"):
+        replace(Recipe(), lr=-1.0)
+    with pytest.raises(FrozenInstanceError):
+        Recipe().lr = 0.1  # type: ignore[misc]
+
+
 def test_settings_that_do_not_go_together() -> None:
     assert refused(distillation="hard").problem == "distillation needs a teacher"
     assert Recipe(distillation="hard", teacher="regnety_160").teacher == "regnety_160"
@@ -310,9 +352,9 @@ def test_the_machine_is_checked_too() -> None:
 # The room
 
 
-@pytest.mark.parametrize("settings", [Request, Recipe, Machine])
-def test_every_option_has_help(settings: type) -> None:
-    help_ = field_help(settings)
+@pytest.mark.parametrize("settings", [Request, Recipe, Machine, Cluster, DetectionRecipe])
+def test_every_option_has_help(settings: Any) -> None:
+    help_ = {name: schema["description"] for name, schema in schemas(settings).items()}
     assert [*help_] == [field.name for field in fields(settings)]
     for name, text in help_.items():
         assert len(text) > 5, name

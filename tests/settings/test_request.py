@@ -83,7 +83,7 @@ def test_a_transition_is_one_or_one_a_level() -> None:
     ):
         assert split_settings({"transition": given})[0].transition == expected
     error = refused({"transition": "cary"})
-    assert error.problem == "transition is ['cary'], expected a list: one of restart, carry"
+    assert error.problem == "transition is 'cary', expected a list: one of restart, carry"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import Tensor
 import rbdc
 from rbdc.data import Batch, DataSet
 from rbdc.errors import DataError, RunError
-from rbdc.settings import Machine
+from rbdc.settings import Duration, Machine
 from rbdc.training import Task, World, fit_to_data, image_format, initial_weights, machine
 from rbdc.training.classification import Classification, classifier_state
 from rbdc.training.machine import check_machine, torch_device
@@ -113,3 +113,12 @@ def test_dropout_follows_the_seed_and_not_the_data_seed(data: DataSet) -> None:
 
     assert loss(task) == loss(replace(task, data_seed=9))
     assert loss(task) != loss(replace(task, seed=9))
+
+
+def test_a_warmup_may_be_in_steps_or_a_share(data: DataSet) -> None:
+    task = small_task("resnet18d", data, epochs=4)
+    for warmup, steps in ((1.0, 5), (Duration(3, "steps"), 3), (Duration(25, "%"), 5)):
+        warmed = replace(task, warmup_epochs=warmup)
+        assert warmed.updates(warmed.warmup_epochs, 5, total=warmed.steps(5)) == steps
+    assert task.to_json()["warmup_epochs"] == 1.0
+    assert replace(task, warmup_epochs=Duration(3, "steps")).to_json()["warmup_epochs"] == "3 steps"

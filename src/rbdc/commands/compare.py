@@ -1,22 +1,23 @@
 """`rbdc compare`: protocols at equal FLOPs."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jsonargparse import Namespace
-
 from rbdc.commands.console import make_console
-from rbdc.commands.where import joined
-from rbdc.options import (
+from rbdc.commands.options import (
+    BRIEF_REQUEST,
     Parser,
-    add_settings,
+    add_machine,
+    add_recipe,
     comma_separated,
     comma_separated_numbers,
     default_recipe,
     given_settings,
 )
-from rbdc.settings import SPEND, Cluster, Machine, Recipe, Request, read_recipe, split_settings
+from rbdc.commands.where import joined
+from rbdc.settings import SPEND, Recipe, Request, read_recipe, split_settings
 
 if TYPE_CHECKING:
     from rbdc.experiments.compare import Comparison
@@ -24,32 +25,36 @@ if TYPE_CHECKING:
 
 
 def compare_parser() -> Parser:
+    """Return the parser of `rbdc compare`."""
     parser = Parser(
-        description="Put protocols side by side at the same FLOPs, with all parents paid for. Give "
-        "the same command again to go on; add protocols, budgets or seeds to it.",
+        description="Compare protocols at equal FLOPs, with every parent paid for. The same "
+        "command resumes a comparison; protocols, budgets and seeds can be added to it.",
         epilog="rbdc compare --protocols standard,rbdc:2,net2net --budgets 0.5,1.0 --seeds 3",
     )
-    add = parser.add_argument
-    add("--protocols", type=str, nargs="+", metavar="P", default=["standard,rbdc:1,rbdc:2"],
-        help="names, with options after colons (rbdc:2:carry); `list` lists them")  # fmt: skip
-    add("--budgets", type=str, nargs="+", metavar="B", default=["0.5,1.0"],
-        help="FLOPs of everything, relative to standard training")  # fmt: skip
-    add("--seeds", type=int, default=3, help="how many")
-    add("--standard-budgets", type=str, nargs="+", metavar="B", default=[],
-        help="more budgets for standard training alone: what the others are to reach")  # fmt: skip
-    add("--tune", type=str, nargs="+", metavar="LR", default=[],
-        help="learning rates to try for each protocol, the same for all")  # fmt: skip
-    add("--tune-budget", type=float, help="by default the largest budget")
-    add("--recipe", type=str, help="a shipped recipe or a YAML file; options override it")
-    add("--output", type=Path, help="the comparison's folder; by default runs/compare-RECIPE")
-    add("--jobs", type=int, help="trainings side by side; by default 1, on a CPU what is faster")
-    add("--dry-run", action="store_true", help="check and print what it costs, train nothing")
+    add = parser.add
+    add("--protocols", nargs="+", metavar="P", default=["standard,rbdc:1,rbdc:2"],
+        help="names, with options after colons (rbdc:2:carry); `list` prints them all")  # fmt: skip
+    add("--budgets", nargs="+", metavar="B", default=["0.5,1.0"],
+        help="FLOPs of all models, relative to standard training")  # fmt: skip
+    add("--seeds", type=int, default=3, help="number of seeds per protocol and budget")
+    add("--standard-budgets", nargs="+", metavar="B", default=[], brief=False,
+        help="additional budgets for standard training only, as a reference curve")  # fmt: skip
+    add("--tune", nargs="+", metavar="LR", default=[], brief=False,
+        help="learning rates to try for each protocol (default: no tuning)")  # fmt: skip
+    add("--tune-budget", type=float, brief=False,
+        help="budget to tune the learning rate at (default: the largest of --budgets)")  # fmt: skip
+    add("--recipe", metavar="NAME",
+        help="shipped recipe or YAML file (default: the model family's, or demo)")  # fmt: skip
+    add("--output", type=Path, metavar="DIR",
+        help="folder of the comparison (default runs/compare-RECIPE)")  # fmt: skip
+    add("--jobs", type=int, help="models to train at once (default 1; on a CPU, measured)")
+    add("--dry-run", action="store_true", help="check everything and print the cost, then stop")
     add("--json", action="store_true", help="print the summary as JSON")
-    budgets = {*SPEND, "steps", "schedule", "costs", "rounding", "seed", "with_baseline"}
-    add_settings(parser.add_argument_group("What to compare"), Request, without=budgets)
-    add_settings(parser.add_argument_group("How to train (the recipe)"), Recipe)
-    add_settings(parser.add_argument_group("On what"), Machine)
-    add_settings(parser.add_argument_group("On a cluster"), Cluster)
+    # A protocol says its steps and the budgets how much is spent, exactly: nothing is rounded.
+    decided = {*SPEND, "steps", "schedule", "costs", "rounding", "seed", "with_baseline"}
+    parser.add_settings("What to compare", Request, brief=BRIEF_REQUEST, without=decided)
+    add_recipe(parser)
+    add_machine(parser)
     return parser
 
 

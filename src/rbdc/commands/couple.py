@@ -1,36 +1,35 @@
 """`rbdc couple`: two models of one's own into one twice as wide, and what the proof says of it."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Literal
 
-from jsonargparse import Namespace
-
-from rbdc.options import MODEL_KWARGS, Parser, keyword_arguments
+from rbdc.commands.options import MODEL_KWARGS, Parser, keyword_arguments
 
 
 def couple_parser() -> Parser:
+    """Return the parser of `rbdc couple`."""
     parser = Parser(
-        description="Couple two models of one architecture into one twice as wide, and prove it.",
+        description="Couple two models of one architecture into one of twice the width, and prove "
+        "that the coupling is exact.",
         epilog="rbdc couple runs/a runs/b --output runs/wide",
     )
-    add = parser.add_argument
-    add("first", type=Path, help="an exported folder, or a weight file (then --model)")
-    add("second", type=Path, help="likewise, trained from another seed")
-    add("--output", type=Path, required=True, help="folder for the wide model, as timm loads it")
-    add("--model", type=str, help="timm name of the parents' architecture, for weight files")
-    add("--model-kwargs", type=str, nargs="*", default=[], metavar="K=V", help=MODEL_KWARGS)
-    add(
-        "--off-diagonal",
-        type=Literal["zero", "random"],
-        default="zero",
-        help="what joins the halves: zeros, or the wide layer's ordinary initialisation",
-    )
-    add("--seed", type=int, default=0, help="of random off-diagonal blocks")
+    add = parser.add
+    add("first", type=Path, help="exported folder, or weight file together with --model")
+    add("second", type=Path, help="the same, trained from another seed")
+    add("--output", type=Path, metavar="DIR", required=True,
+        help="folder for the wide model, in timm's format")  # fmt: skip
+    add("--model", metavar="NAME", help="timm name of the architecture of weight files")
+    add("--model-kwargs", nargs="*", default=[], metavar="K=V", help=MODEL_KWARGS)
+    add("--off-diagonal", type=Literal["zero", "random"], default="zero",
+        help="blocks between the halves: zeros, or the layer's usual initialisation")  # fmt: skip
+    add("--seed", type=int, default=0, help="seed of random off-diagonal blocks")
     add("--force", action="store_true", help="replace an exported model at --output")
-    add("--allow-identical", action="store_true", help="couple a model with itself")
-    add("--allow-inexact", action="store_true", help="write it even if the proof fails")
-    add("--no-ema", action="store_true", help="of checkpoints with averaged weights, the others")
+    add("--allow-identical", action="store_true", help="allow a model to be coupled with itself")
+    add("--allow-inexact", action="store_true", help="write the model even if the proof fails")
+    add("--no-ema", action="store_true",
+        help="use the raw weights, not the EMA weights, of a checkpoint that has both")  # fmt: skip
     add("--json", action="store_true", help="print the record as JSON")
     return parser
 

@@ -2,23 +2,24 @@
 
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsonargparse import Namespace
-
 from rbdc.commands.console import make_console, show
+from rbdc.commands.options import Parser
 from rbdc.errors import RbdcError
-from rbdc.options import Parser
 
 
 def status_parser() -> Parser:
-    parser = Parser(description="How far a run is.", epilog="rbdc status runs/demo")
-    add = parser.add_argument
-    add("run", type=Path, help="the run's folder")
-    add("--watch", action="store_true", help="show it live until the run is over; Ctrl-C ends it")
-    add("--every", type=float, metavar="SECONDS", help="with --watch, how often; by default 2")
-    add("--json", action="store_true", help="print it as JSON; with --watch, a line a change")
+    """Return the parser of `rbdc status`."""
+    parser = Parser(description="Show how far a run is.", epilog="rbdc status runs/demo")
+    add = parser.add
+    add("run", type=Path, help="folder of the run")
+    add("--watch", action="store_true", help="update the display until the run ends, or Ctrl-C")
+    add("--every", type=float, metavar="SECONDS",
+        help="with --watch: seconds between updates (default 2)")  # fmt: skip
+    add("--json", action="store_true", help="print JSON; with --watch, one line per change")
     return parser
 
 
@@ -42,18 +43,20 @@ def status_command(options: Namespace) -> None:
 
 
 def report_parser() -> Parser:
+    """Return the parser of `rbdc report`."""
     parser = Parser(
-        description="Runs, comparisons and transfers as one self-contained page: the tree, the "
-        "budget, learning curves, tables, weights, pictures, and how to repeat it.",
+        description="Write runs, comparisons and transfers as one self-contained page: the tree, "
+        "the budget, learning curves, tables, weights, pictures, and how to repeat it.",
         epilog="rbdc report runs/demo",
     )
-    add = parser.add_argument
+    add = parser.add
     add("runs", type=Path, nargs="+", help="folders of runs, comparisons or transfers")
-    add("--output", type=Path, help="the page; by default report.html in the first run's folder")
-    add("--figures", type=Path, help="folder for figures as PNG, SVG and PDF files")
+    add("--output", type=Path, metavar="FILE",
+        help="the page (default: report.html in the first folder)")  # fmt: skip
+    add("--figures", type=Path, metavar="DIR", help="folder for figures as PNG, SVG and PDF files")
     add("--serve", action="store_true",
-        help="show it at 127.0.0.1 and keep it up to date instead of writing it")  # fmt: skip
-    add("--port", type=int, default=0, help="for --serve; by default a free one")
+        help="serve the page at 127.0.0.1 and update it, instead of writing it")  # fmt: skip
+    add("--port", type=int, default=0, help="with --serve: port (default: any free port)")
     return parser
 
 
@@ -84,15 +87,17 @@ def _serve(folders: Sequence[Path], port: int) -> None:
 
 
 def export_parser() -> Parser:
+    """Return the parser of `rbdc export`."""
     parser = Parser(
-        description="The model of a finished run as a folder for a model hub: weights as timm "
-        "loads them, a model card, figures, and the settings to repeat it with.",
+        description="Write the model of a finished run as a folder for a model hub: weights that "
+        "timm loads, a model card, figures, and the settings to repeat it with.",
         epilog="rbdc export runs/demo --output demo-model",
     )
-    add = parser.add_argument
-    add("run", type=Path, help="the run's folder")
-    add("--output", type=Path, required=True, help="the folder to write")
-    add("--license", type=str, help="of the model, by Hugging Face's name; by default none is said")
+    add = parser.add
+    add("run", type=Path, help="folder of the run")
+    add("--output", type=Path, metavar="DIR", required=True, help="folder to write")
+    add("--license", metavar="NAME",
+        help="license of the model, by Hugging Face's name (default: none is stated)")  # fmt: skip
     add("--force", action="store_true", help="replace an earlier export at --output")
     return parser
 

@@ -1,83 +1,62 @@
 """`rbdc plan`: what a training will cost, before it is begun."""
 
 import json
+from argparse import Namespace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-from jsonargparse import Namespace
+from typing import TYPE_CHECKING
 
 from rbdc.commands.console import make_console, show
+from rbdc.commands.options import Parser, comma_separated_numbers, given_settings
 from rbdc.errors import RbdcError
-from rbdc.options import MODEL_KWARGS, Parser, comma_separated_numbers, keyword_arguments
-from rbdc.settings import PLAN
+from rbdc.settings import PLAN, SPEND, Request
 
 if TYPE_CHECKING:
     from rbdc.cluster import ClusterPlan
     from rbdc.plan import Plan
 
-PLAN_OPTIONS = (*PLAN, "warmup_epochs", "images")
+IMAGENET_IMAGES = 1_281_167
 
 
 def plan_parser() -> Parser:
+    """Return the parser of `rbdc plan`."""
     parser = Parser(
         description="Plan an RBDC training: models, epochs and FLOPs of every level.",
         epilog="rbdc plan deit_base_patch16_224 --steps 2 --budget 0.7",
     )
-    add = parser.add_argument
-    add("model", type=str, help="a timm model name: the target")
-    add("--steps", type=int, default=1, help="recursive halvings; 0 is standard training")
-    add("--ratio", type=float, default=2.0, help="epochs of a wide model over its parents'")
-    spend = parser.add_argument_group("How much to spend (exactly one)")
-    spend.add_argument("--budget", type=float, help="relative to standard training")
-    spend.add_argument("--total-flops", type=float, help="FLOPs of everything")
-    spend.add_argument("--epochs", type=float, help="epochs of the target")
-    spend.add_argument(
-        "--total-epochs", type=float, help="epochs of all models together: passes over the data"
-    )
-    add(
-        "--baseline-epochs",
-        type=float,
-        help="standard training to compare with; by default 300 for ViTs, 90 for ResNets",
-    )
-    add("--warmup-epochs", type=float, help="by default 5 for ViTs, 2 for ResNets")
-    add("--images", type=int, default=1_281_167, help="training images (default: ImageNet-1K)")
-    add("--schedule", type=Literal["appendix", "algorithm-1"], default="appendix", help="of epochs")
-    add(
-        "--costs",
-        type=Literal["exact", "quarter"],
-        default="exact",
-        help="what epochs are solved with; quarter: half the width costs a quarter",
-    )
-    add(
-        "--counter",
-        type=Literal["fvcore", "fvcore+sdpa", "torch"],
-        default="fvcore+sdpa",
-        help="of FLOPs; fvcore is the paper's and leaves attention out",
-    )
-    add("--rounding", type=Literal["whole", "none"], default="whole", help="of epochs")
-    add("--width", type=float, default=1.0, help="of the target, relative to the named model")
-    add("--img-size", type=int, help="by default the model's own")
-    add("--model-kwargs", type=str, nargs="*", default=[], metavar="K=V", help=MODEL_KWARGS)
+    add = parser.add
+    add("model", help="timm name of the target, the wide model")
+    add("--images", type=int, default=IMAGENET_IMAGES,
+        help="number of training images, by default those of ImageNet-1K")  # fmt: skip
+    add("--warmup-epochs", type=float, brief=False,
+        help="epochs of warm-up (default 5 for ViTs, 2 for ResNets)")  # fmt: skip
     add("--json", action="store_true", help="print the plan as JSON")
-    add("--plot", type=Path, help="draw the budget by level (.png, .svg or .pdf)")
+    add("--plot", type=Path, metavar="FILE", help="draw the FLOPs of each level (.png, .svg, .pdf)")
+    parser.add_settings("How much to spend (exactly one)", Request, only=SPEND, brief=SPEND)
+    of_plan = {*PLAN, "width", "img_size", "model_kwargs"} - {*SPEND}
+    brief = ("steps", "ratio", "baseline_epochs", "counter", "rounding")
+    parser.add_settings("What to train", Request, only=of_plan, brief=brief)
     _add_cluster(parser)
     return parser
 
 
 def _add_cluster(parser: Parser) -> None:
-    add = parser.add_argument_group("On a cluster").add_argument
-    add("--devices", type=int, help="how long it takes on so many, beside standard training")
-    add("--simulate", action="store_true", help="print who trains when, as a Gantt chart")
-    add("--gantt", type=Path, help="draw who trains when and where (.png, .svg or .pdf)")
-    add("--images-per-second", type=str, nargs="+", default=[], metavar="N",
-        help="in training, on one device: the target's, or every level's, target first; by "
-             "default assumed, for an A100")  # fmt: skip
-    add("--batch-size", type=int, default=1024, help="of a training, over all its devices")
-    add("--devices-per-node", type=int, default=8, help="those that the fast wires connect")
-    add("--node-bandwidth", type=float, default=200.0,
-        help="of an all-reduce within a node, in GB/s (busbw of nccl-tests)")  # fmt: skip
-    add("--network-bandwidth", type=float, default=50.0,
-        help="of an all-reduce between nodes, in GB/s")  # fmt: skip
+    add = partial(parser.add, group=parser.add_argument_group("On a cluster"))
+    add("--devices", type=int, help="number of devices: print how long the plan takes on them")
+    add("--simulate", action="store_true", help="print which model trains when, as a Gantt chart")
+    add("--gantt", type=Path, metavar="FILE", brief=False,
+        help="draw which model trains when and where (.png, .svg, .pdf)")  # fmt: skip
+    add("--images-per-second", nargs="+", default=[], metavar="N",
+        help="training speed of one device: the target's, or each level's, target first (default: "
+        "an assumption for an A100)")  # fmt: skip
+    add("--batch-size", type=int, default=1024, brief=False,
+        help="images per update of each training, over all its devices")  # fmt: skip
+    add("--devices-per-node", type=int, default=8, brief=False,
+        help="devices per node, connected by the faster links")  # fmt: skip
+    add("--node-bandwidth", type=float, default=200.0, brief=False,
+        help="all-reduce bandwidth within a node in GB/s, as busbw of nccl-tests")  # fmt: skip
+    add("--network-bandwidth", type=float, default=50.0, brief=False,
+        help="all-reduce bandwidth between nodes in GB/s")  # fmt: skip
 
 
 def plan_command(options: Namespace) -> None:
@@ -92,14 +71,17 @@ def plan_command(options: Namespace) -> None:
             _check_picture(picture)
     if options.devices is None and (options.simulate or options.gantt):
         raise RbdcError("nothing says how many devices there are", "Give --devices N.")
-    arguments = keyword_arguments(options.model_kwargs)
-    if options.img_size is not None:
+    request = Request(**given_settings(options, Request))
+    arguments = dict(request.model_kwargs)
+    if request.img_size is not None:
         if "img_size" in arguments:
             raise RbdcError("the image size was given twice", "Give --img-size once.")
-        arguments["img_size"] = options.img_size
+        arguments["img_size"] = request.img_size
     plan = make_plan(
-        ModelSpec(name=options.model, width=options.width, arguments=arguments),
-        **{name: options[name] for name in PLAN_OPTIONS},
+        ModelSpec(name=options.model, width=request.width, arguments=arguments),
+        warmup_epochs=options.warmup_epochs,
+        images=options.images,
+        **{name: getattr(request, name) for name in PLAN},
     )
     cluster = None if options.devices is None else _on_cluster(plan, options)
     if options.plot:
@@ -134,6 +116,7 @@ def _on_cluster(plan: "Plan", options: Namespace) -> "ClusterPlan":
 
 
 def _check_picture(path: Path) -> None:
+    """Refuse a file that no picture can be written to."""
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise RbdcError(f"{path} is not a picture's name", "End it in .png, .svg or .pdf.")
     if not path.absolute().parent.is_dir():

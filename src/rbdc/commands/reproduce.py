@@ -1,42 +1,42 @@
 """`rbdc reproduce`: the paper's experiments, each a few comparisons."""
 
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from jsonargparse import Namespace
-
 from rbdc.commands.compare import show_comparison
+from rbdc.commands.options import Parser, add_machine, keyword_arguments
 from rbdc.commands.where import joined
 from rbdc.errors import RbdcError
-from rbdc.options import Parser, add_settings, keyword_arguments
-from rbdc.settings import Cluster, Machine
+from rbdc.settings import Machine
 
 if TYPE_CHECKING:
     from rbdc.experiments.compare import Comparison
 
 
 def reproduce_parser() -> Parser:
+    """Return the parser of `rbdc reproduce`."""
     parser = Parser(
-        description="Run one of the paper's experiments: efficiency, ratio, padding, growth. Give "
-        "the same command again to go on.",
+        description="Run one of the paper's experiments: efficiency, ratio, padding or growth. The "
+        "same command resumes it.",
         epilog="rbdc reproduce growth --scale small",
     )
-    add = parser.add_argument
-    add("experiment", type=str, help="efficiency, ratio, padding or growth")
+    add = parser.add
+    add("experiment", help="efficiency, ratio, padding or growth")
     add("--scale", type=Literal["paper", "small"], default="small",
-        help="the real thing, with GPUs and ImageNet; or small models on two cores")  # fmt: skip
-    add("--data", type=str, help="by default the embedded images; paper scale needs ImageNet's")
-    add("--output", type=Path, help="by default runs/EXPERIMENT-SCALE; a folder a case in it")
-    add("--seeds", type=int, help="by default the experiment's own number")
-    add("--jobs", type=int, help="trainings side by side; by default 1, on a CPU what is faster")
-    add("--dry-run", action="store_true", help="print jobs, epochs, FLOPs and hours, train nothing")
+        help="the paper's models on ImageNet, for GPUs; or small models on CPU cores")  # fmt: skip
+    add("--data", help="data set (default: the embedded images; --scale paper needs ImageNet)")
+    add("--output", type=Path, metavar="DIR",
+        help="folder of the experiment (default runs/EXPERIMENT-SCALE)")  # fmt: skip
+    add("--seeds", type=int, help="number of seeds (default: the experiment's own)")
+    add("--jobs", type=int, help="models to train at once (default 1; on a CPU, measured)")
+    add("--dry-run", action="store_true", help="print jobs, epochs, FLOPs and hours, then stop")
     add("--images-per-second", type=float,
-        help="of the target in training, for the hours; by default measured here")  # fmt: skip
+        help="training speed of the target, for the hours (default: measured)")  # fmt: skip
     add("--json", action="store_true", help="print the summaries as JSON")
-    add("--set", type=str, nargs="+", default=[], metavar="K=V",
-        help="settings that go before the experiment's: baseline_epochs=4 lr=0.004")  # fmt: skip
-    add_settings(parser.add_argument_group("On what"), Machine)
-    add_settings(parser.add_argument_group("On a cluster"), Cluster)
+    add("--set", nargs="+", default=[], metavar="K=V",
+        help="settings to override, such as baseline_epochs=4 lr=0.004")  # fmt: skip
+    add_machine(parser)
     return parser
 
 

@@ -1,40 +1,44 @@
 """`rbdc train`: leaves, couplings, target; going on where a run was stopped."""
 
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jsonargparse import Namespace
-
 from rbdc.commands.console import make_console, show
+from rbdc.commands.options import (
+    BRIEF_REQUEST,
+    Parser,
+    add_machine,
+    add_recipe,
+    default_recipe,
+    given_settings,
+)
 from rbdc.commands.where import joined
-from rbdc.options import Parser, add_settings, default_recipe, given_settings
-from rbdc.settings import Cluster, Machine, Recipe, Request, read_recipe, split_settings
+from rbdc.settings import Recipe, Request, read_recipe, split_settings
 
 if TYPE_CHECKING:
     from rbdc.experiments.train import Training
 
 
 def train_parser() -> Parser:
+    """Return the parser of `rbdc train`."""
     parser = Parser(
-        description="Train a wide model by RBDC: leaves, couplings, target. Give the same command "
-        "again to go on with a run that was stopped.",
+        description="Train a wide model by RBDC: train narrow models, couple them, train the "
+        "target. The same command resumes a run that was stopped.",
         epilog="rbdc train --model deit_base_patch16_224 --data PATH --steps 2 --budget 0.7",
     )
-    add = parser.add_argument
-    add("--recipe", type=str, help="a shipped recipe or a YAML file; options override it")
-    add("--output", type=Path, help="the run's folder; by default runs/RECIPE")
-    add("--jobs", type=int, help="siblings side by side; by default 1, on a CPU what is faster")
-    add("--node", type=str, metavar="NAME",
-        help="train this model of the tree alone, once its parents are trained: for schedulers "
-        "that start each training on their own")  # fmt: skip
-    add("--dry-run", action="store_true", help="check and print the plan, train nothing")
-    for title, settings in (
-        ("What to train", Request),
-        ("How to train it (the recipe, by timm's names)", Recipe),
-        ("On what", Machine),
-        ("On a cluster", Cluster),
-    ):
-        add_settings(parser.add_argument_group(title), settings)
+    add = parser.add
+    add("--recipe", metavar="NAME",
+        help="shipped recipe or YAML file (default: the model family's, or demo)")  # fmt: skip
+    add("--output", type=Path, metavar="DIR", help="folder of the run (default runs/RECIPE)")
+    add("--jobs", type=int, help="models to train at once (default 1; on a CPU, measured)")
+    add("--node", metavar="NAME", brief=False,
+        help="train only this model of the tree, whose parents must be trained: for schedulers "
+        "that start each training themselves")  # fmt: skip
+    add("--dry-run", action="store_true", help="check everything and print the plan, then stop")
+    parser.add_settings("What to train", Request, brief=BRIEF_REQUEST)
+    add_recipe(parser)
+    add_machine(parser)
     return parser
 
 

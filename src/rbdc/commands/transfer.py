@@ -1,52 +1,67 @@
 """`rbdc transfer`: detection and instance segmentation with trained backbones."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jsonargparse import Namespace
-
 from rbdc.commands.console import make_console
+from rbdc.commands.options import (
+    MODEL_KWARGS,
+    Parser,
+    add_machine,
+    given_settings,
+    keyword_arguments,
+)
 from rbdc.commands.where import joined
 from rbdc.errors import RbdcError
-from rbdc.options import MODEL_KWARGS, Parser, add_settings, given_settings, keyword_arguments
-from rbdc.settings import Cluster, Machine
-from rbdc.settings.detection import DetectionRecipe, read_detection_recipe
+from rbdc.settings import DetectionRecipe, read_detection_recipe
 
 if TYPE_CHECKING:
     from rbdc.transfer.prepare import Transfer
 
 
 def transfer_parser() -> Parser:
+    """Return the parser of `rbdc transfer`."""
     parser = Parser(
-        description="Train Mask R-CNN on the features of a trained classifier, or of several for "
-        "comparison, and score it as COCO does. Give the same command again to go on.",
+        description="Train Mask R-CNN on the features of a trained classifier, or of several to "
+        "compare them, and score it as COCO does. The same command resumes it.",
         epilog="rbdc transfer --backbone runs/demo --data coco --recipe paper --output runs/coco",
     )
-    add = parser.add_argument
-    add("--backbone", type=str, help="a run of rbdc train, an exported folder, or a weight file")
-    add("--compare", type=str, nargs="+", metavar="DIR", default=[],
-        help="several backbones, trained alike from the same seeds; scratch:DIR is DIR's "
-        "architecture, untrained")  # fmt: skip
-    add("--data", type=Path, help="folder in COCO's layout: annotations/, train2017/, val2017/")
+    add = parser.add
+    add("--backbone", metavar="DIR", help="run of rbdc train, exported folder, or weight file")
+    add("--compare", nargs="+", metavar="DIR", default=[],
+        help="several backbones, trained from the same seeds; scratch:DIR trains the same "
+        "architecture from random weights, as a baseline")  # fmt: skip
+    add("--data", type=Path, metavar="DIR",
+        help="folder in COCO's layout: annotations/, train2017/, val2017/")  # fmt: skip
     for split in ("train", "val"):
-        add(f"--{split}-json", type=Path, help=f"instead of --data: {split}'s annotations")
-        add(f"--{split}-images", type=Path, help=f"instead of --data: {split}'s image folder")
-    add("--recipe", type=str, default="paper", help="paper, small, or a YAML file")
-    add("--seeds", type=int, default=1, help="how many times each backbone is trained")
-    add("--seed", type=int, default=0, help="the first seed")
-    add("--model", type=str, help="timm name of the architecture, for weight files")
-    add("--model-kwargs", type=str, nargs="*", default=[], metavar="K=V", help=MODEL_KWARGS)
-    add("--no-ema", action="store_true", help="of checkpoints with averaged weights, the others")
-    add("--output", type=Path, help="the run's folder; by default runs/transfer-RECIPE")
-    add("--jobs", type=int, help="detectors side by side; by default 1")
-    add("--by-class", action="store_true", help="print the precision of each class, too")
-    add("--dry-run", action="store_true", help="check and print what it costs, train nothing")
+        add(f"--{split}-json", type=Path, metavar="FILE", brief=False,
+            help=f"annotations of the {split} split, instead of --data")  # fmt: skip
+        add(f"--{split}-images", type=Path, metavar="DIR", brief=False,
+            help=f"image folder of the {split} split, instead of --data")  # fmt: skip
+    add("--recipe", metavar="NAME", default="paper",
+        help="paper, small, or a YAML file; options override it")  # fmt: skip
+    add("--seeds", type=int, default=1, help="trainings per backbone")
+    add("--seed", type=int, default=0, help="first seed")
+    add(
+        "--model", brief=False, metavar="NAME", help="timm name of the architecture of weight files"
+    )
+    add("--model-kwargs", nargs="*", default=[], metavar="K=V", brief=False, help=MODEL_KWARGS)
+    add("--no-ema", action="store_true", brief=False,
+        help="use the raw weights, not the EMA weights, of a checkpoint that has both")  # fmt: skip
+    add("--output", type=Path, metavar="DIR",
+        help="folder of the run (default runs/transfer-RECIPE)")  # fmt: skip
+    add("--jobs", type=int, help="detectors trained at the same time (default 1)")
+    add("--by-class", action="store_true", help="also print the average precision of each class")
+    add("--dry-run", action="store_true", help="check everything and print the cost, then stop")
     add("--json", action="store_true", help="print the result as JSON")
-    add_settings(parser.add_argument_group("How to train (the recipe)"), DetectionRecipe)
-    add_settings(parser.add_argument_group("On what"), Machine)
-    add_settings(parser.add_argument_group("On a cluster"), Cluster)
+    parser.add_settings("How to train (recipe)", DetectionRecipe, brief=BRIEF_DETECTION)
+    add_machine(parser)
     return parser
+
+
+BRIEF_DETECTION = ("epochs", "batch_size", "lr", "min_size", "max_size", "warmup_steps", "amp")
 
 
 def transfer_command(options: Namespace) -> None:
@@ -85,7 +100,7 @@ def _prepare(options: Namespace) -> "Transfer":
             "Give --backbone DIR for one, or --compare A B ... for several.",
         )
     recipe = read_detection_recipe(options.recipe, given_settings(options, DetectionRecipe))
-    splits = [options[f"{s}_{w}"] for s in ("train", "val") for w in ("json", "images")]
+    splits = [getattr(options, f"{s}_{w}") for s in ("train", "val") for w in ("json", "images")]
     named = [place for place in splits if place]
     if bool(options.data) == bool(named) or (named and len(named) < len(splits)):
         raise RbdcError(

@@ -1,12 +1,11 @@
 """Where a command's jobs run, from its options."""
 
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from jsonargparse import Namespace
-
-from rbdc.options import given_settings
+from rbdc.commands.options import given_settings
 from rbdc.settings import Cluster, Machine
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def joined(options: Namespace) -> Iterator["Where"]:
             cluster=Cluster(**given_settings(options, Cluster)),
             jobs=options.jobs,
             world=join_world(machine.device),
-            node=options.get("node"),
+            node=getattr(options, "node", None),
         )
     finally:
         leave_world()

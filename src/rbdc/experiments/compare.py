@@ -122,7 +122,7 @@ class Comparison:
             kind="compare",
             nodes=unique([node for entry in chosen for node in entry.named_nodes]),
             request={
-                **asdict(self.request),
+                **self.request.to_json(),
                 **self.setting.recipe.to_json(),
                 "compare": asdict(self.spec),
             },

@@ -1,7 +1,7 @@
 """Train one wide model by RBDC: a comparison with one trial, and standard training beside it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Training:
         return Run(
             kind="train",
             nodes=self.nodes,
-            request=asdict(self.request) | self.setting.recipe.to_json(),
+            request=self.request.to_json() | self.setting.recipe.to_json(),
             identity={
                 "setting": self.setting.to_json(),
                 "plan": self.plan.to_json(),

@@ -19,7 +19,7 @@ from rbdc.jobs.method import NOT_IN_KEY, Method, SavedForGrowth
 from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, check_steps
 from rbdc.plan import CounterName, Plan, forward_flops, training_flops
-from rbdc.settings import Recipe, Request
+from rbdc.settings import Length, Recipe, Request, plain
 from rbdc.training import Task, image_format
 from rbdc.training.teacher import Teacher
 
@@ -44,7 +44,7 @@ class Setting:
     """Epochs of a wide model over its parents'."""
     counter: CounterName = Request.counter
     transition: tuple[TransitionName, ...] = Request.transition
-    carry_warmup_epochs: float = Request.carry_warmup_epochs
+    carry_warmup_epochs: Length = Request.carry_warmup_epochs
     narrow_lr: float = Request.narrow_lr
     """Learning rate of a narrow model over that of a model of twice its width, in RBDC."""
     allow_inexact: bool = Request.allow_inexact
@@ -128,7 +128,7 @@ class Setting:
             "ratio": self.ratio,
             "counter": self.counter,
             "transition": list(self.transition),
-            "carry_warmup_epochs": self.carry_warmup_epochs,
+            "carry_warmup_epochs": plain(self.carry_warmup_epochs),
             "narrow_lr": self.narrow_lr,
             "allow_inexact": self.allow_inexact,
         }

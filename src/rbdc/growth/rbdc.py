@@ -22,6 +22,7 @@ from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, build, build_empty, check_steps
 from rbdc.models.coupled import noise_image
 from rbdc.plan import Plan, make_plan
+from rbdc.settings import Extent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,7 @@ class Rbdc(Protocol):
             ratio=self.ratio if self.ratio is not None else setting.ratio,
             budget=budget,
             baseline_epochs=setting.baseline_epochs,
-            warmup_epochs=setting.recipe.warmup_epochs,
+            warmup_epochs=setting.recipe.planned_warmup(len(setting.data.train)),
             images=len(setting.data.train),
             counter=setting.counter,
             **self.planning,
@@ -148,7 +149,7 @@ class Rbdc(Protocol):
         for number, stage in enumerate(plan.stages):  # leaves first
             into = couplings[number - 1] if stage.parents else None
             out_of = couplings[number] if number < len(couplings) else None
-            own = self._options(setting, stage.level, into)
+            own = self._options(setting, stage.level, stage.epochs, into)
             starts: list[Node] = []
             trained: list[Node] = []
             for index in range(stage.models):
@@ -195,14 +196,21 @@ class Rbdc(Protocol):
             for name in (names * steps if len(names) == 1 else names[:steps])
         ]
 
-    def _options(self, setting: Setting, level: int, into: Coupling | None) -> dict[str, Any]:
+    def _options(
+        self, setting: Setting, level: int, epochs: float, into: Coupling | None
+    ) -> dict[str, Any]:
         """Return the recipe of a level and the warm-up of a model coupled by `into`."""
         recipe = setting.recipe
         factor = self.narrow_lr if self.narrow_lr is not None else setting.narrow_lr
         rate = recipe.learning_rate * factor**level
         warmup = recipe.warmup_epochs
         if into is not None and into.carries:
-            warmup = min(warmup, setting.carry_warmup_epochs)
+            extent = Extent(
+                steps_per_epoch=setting.steps_per_epoch,
+                batch_size=recipe.batch_size,
+                total=round(epochs * setting.steps_per_epoch),
+            )
+            warmup = extent.shorter(warmup, setting.carry_warmup_epochs)
         own = replace(recipe, lr=rate) if rate != recipe.learning_rate else recipe
         return {"recipe": own, "warmup_epochs": warmup}
 

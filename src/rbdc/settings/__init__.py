@@ -1,20 +1,15 @@
-"""What a training is told, and the recipes that come with the package (YAML).
+"""Settings of a training, and the recipes that come with the package (YAML).
 
-`recipe` is how a model is trained, `request` what a run is to train, `machine` on what a training
-runs, `cluster` where a run's trainings do.
-Nothing in this room needs torch.
+`recipe` is how a model is trained, `request` what a run trains, `machine` what a training runs on,
+`cluster` where a run's jobs are executed. Nothing in this room needs torch.
 """
 
 from rbdc.settings.cluster import Cluster
+from rbdc.settings.detection import DetectionRecipe, read_detection_recipe
+from rbdc.settings.duration import Duration, Extent, Length, parse_duration, plain
+from rbdc.settings.files import read_recipe, shipped_recipes
 from rbdc.settings.machine import Machine
-from rbdc.settings.recipe import (
-    Augmentation,
-    Optimization,
-    Recipe,
-    field_help,
-    read_recipe,
-    shipped_recipes,
-)
+from rbdc.settings.recipe import Augmentation, Optimization, Recipe
 from rbdc.settings.request import PLAN, SPEND, Request, split_settings
 
 __all__ = [
@@ -22,11 +17,17 @@ __all__ = [
     "SPEND",
     "Augmentation",
     "Cluster",
+    "DetectionRecipe",
+    "Duration",
+    "Extent",
+    "Length",
     "Machine",
     "Optimization",
     "Recipe",
     "Request",
-    "field_help",
+    "parse_duration",
+    "plain",
+    "read_detection_recipe",
     "read_recipe",
     "shipped_recipes",
     "split_settings",

@@ -1,42 +1,37 @@
-"""Where jobs run: in this process and its children, or on a Ray cluster."""
+"""Where the jobs of a run are executed: on this machine, or on a Ray cluster."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from rbdc.settings.recipe import check_range, settle_types
+from pydantic import BeforeValidator
+
+from rbdc.settings.schema import Amount, Count, Positive, Settings, Several, Whole, settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """The engine that runs a tree's jobs, and what each of them may use.
+def _by_level(value: Any) -> Any:
+    """Let a single number stand for every level."""
+    return (value,) if isinstance(value, int | float) else value
 
-    What is given by level has the target's number first; the last one is that of all narrower
-    models too.
+
+@settings
+class Cluster(Settings):
+    """The engine that runs the jobs, and the resources of each job.
+
+    Resources per level are listed from the target down. The last number given also applies to all
+    narrower models.
     """
 
     engine: Literal["local", "ray"] = "local"
-    """what runs the jobs: this machine alone, or Ray"""
+    """what runs the jobs: processes on this machine, or Ray"""
     address: str | None = None
-    """HOST:PORT of the Ray cluster to join; without it, Ray is started on this machine"""
-    gpus_per_job: tuple[float, ...] = ()
-    """with Ray, GPUs of a model, by level, target first; by default what ends soonest,
-    by the measured speed of one"""
-    cpus_per_job: tuple[float, ...] = ()
-    """with Ray, CPU cores of a model, by level; by default a level's models share them all"""
-    workers_per_job: tuple[int, ...] = ()
-    """with Ray, processes that train a model together, by level; by default one a GPU"""
-    retries: int = 3
-    """with Ray, how often a job whose worker or node is lost is started again"""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def __post_init__(self) -> None:
-        for name in ("gpus_per_job", "cpus_per_job", "workers_per_job"):
-            value = getattr(self, name)
-            if isinstance(value, int | float):  # one number for all levels
-                object.__setattr__(self, name, (value,))
-        settle_types(self)
-        check_range(self, ("gpus_per_job", "retries"), at_least=0)
-        check_range(self, ("cpus_per_job",), above=0)
-        check_range(self, ("workers_per_job",), at_least=1)
+    """HOST:PORT of the Ray cluster; by default Ray is started here"""
+    gpus_per_job: Annotated[Several[Amount], BeforeValidator(_by_level)] = ()
+    """Ray: GPUs per model, one number or one per level, target first; default: the number that
+    finishes first, from the measured speed of one GPU"""
+    cpus_per_job: Annotated[Several[Positive], BeforeValidator(_by_level)] = ()
+    """Ray: CPU cores per model, one number or one per level, target first; default: an equal split
+    of the cluster among the models of a level"""
+    workers_per_job: Annotated[Several[Count], BeforeValidator(_by_level)] = ()
+    """Ray: processes that train one model together, one number or one per level, target first;
+    default: one per GPU"""
+    retries: Whole = 3
+    """Ray: restarts of a job whose worker or node is lost"""

@@ -1,46 +1,35 @@
-"""On what a training runs. Nothing here is part of what is trained."""
+"""What a training runs on. Nothing here changes what is trained."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from rbdc.settings.recipe import check_range, settle_types
+from rbdc.settings.schema import Amount, Count, Settings, Whole, settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """How a training is carried out: its device, its helpers, and when it saves."""
+@settings
+class Machine(Settings):
+    """How a training is carried out: device, worker processes, and when it saves."""
 
     device: str = "auto"
-    """cuda, cpu, mps, ...; auto takes the best there is"""
-    threads: int = 0
-    """CPU threads of one training; 0 is every core that no worker has"""
-    workers: int = 2
-    """processes that decode images; images in memory need none"""
+    """cuda, cpu, mps, ...; auto: the best device available"""
+    threads: Whole = 0
+    """CPU threads per training; 0 uses all cores not taken by data workers"""
+    workers: Whole = 2
+    """data workers per training; images in memory need none"""
     channels_last: bool = True
-    """keep images and convolutions with channels last in memory, which most devices like better"""
+    """use the channels-last memory format, which is faster on most devices"""
     deterministic: bool = True
-    """on a GPU, use kernels that always give the same bits: what going on bitwise needs"""
+    """use deterministic GPU kernels, which a bitwise identical resume needs"""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """several processes on one model: each has all its weights, or only a part (FSDP2)"""
+    """how several processes train one model: full weights in each (ddp) or sharded (FSDP2)"""
     compile: bool = False
-    """torch.compile the model"""
-    checkpoint_minutes: float = 10.0
-    """save at least this often, also within an epoch"""
-    checkpoint_epochs: int = 1
-    """save at the end of every so many epochs"""
-    checkpoint_share: float = 0.005
-    """save at an epoch's end only once saving takes less than this share of the time"""
-    keep: int = 2
-    """checkpoints kept of a model in training"""
+    """compile the model with torch.compile"""
+    checkpoint_minutes: Amount = 10.0
+    """largest time between checkpoints, in minutes"""
+    checkpoint_epochs: Count = 1
+    """epochs between the checkpoints that are written at the end of an epoch"""
+    checkpoint_share: Amount = 0.005
+    """skip a checkpoint at an epoch's end while saving takes more than this share of the time"""
+    keep: Count = 2
+    """number of checkpoints to keep per model in training"""
     tensorboard: bool = True
-    """write TensorBoard's event files"""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def __post_init__(self) -> None:
-        settle_types(self)
-        check_range(self, ("keep", "checkpoint_epochs"), at_least=1)
-        check_range(
-            self, ("threads", "workers", "checkpoint_minutes", "checkpoint_share"), at_least=0
-        )
+    """write TensorBoard event files"""

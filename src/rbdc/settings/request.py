@@ -1,104 +1,126 @@
-"""What a run is asked for: model, data, how much to spend, and how models are coupled."""
+"""What a run trains: model, data, how much to spend, and how models are coupled."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from rbdc.errors import RecipeError
-from rbdc.settings.recipe import Recipe, check_names, check_range, settle_types
+from rbdc.settings.recipe import Recipe
+from rbdc.settings.schema import (
+    Count,
+    Epochs,
+    Positive,
+    Settings,
+    Several,
+    schemas,
+    settings,
+    unknown_setting,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+def _names(value: Any) -> Any:
+    """Split `restart,carry`."""
+    return value.split(",") if isinstance(value, str) else value
+
+
+@settings
+class Request(Settings):
     """Everything but the recipe that decides the result of a run."""
 
     model: str | None = None
-    """timm name of the target"""
+    """timm name of the target, the wide model"""
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """timm's arguments of the full-width model"""
+    """timm arguments of the full-width model, such as depth=6 embed_dim=64"""
     width: float = 1.0
-    """of the target, relative to the named model"""
-    img_size: int | None = None
-    """by default the model's own; for sets in memory that are not resized (scale null), theirs"""
+    """width of the target, relative to the named model"""
+    img_size: Count | None = None
+    """image side in pixels; by default the model's own, or the data's if it is in memory and not
+    resized (scale null)"""
     data: str = "embedded"
-    """embedded, fashion-mnist, cifar10, cifar100, hf:NAME, or a folder"""
+    """folder, hf:NAME, cifar10, cifar100, fashion-mnist or embedded"""
     data_dir: str = "~/.cache/rbdc"
-    """where named data sets are kept"""
+    """folder that named data sets are stored in"""
     data_download: bool = False
-    """fetch a named data set that is not there"""
+    """download a named data set that is not there yet"""
     in_memory: bool = False
-    """decode a folder of small images once and keep them"""
+    """decode a folder of small images once and hold it in memory"""
     skip_bad: bool = False
-    """leave images out that cannot be decoded"""
+    """leave out images that cannot be decoded, instead of refusing the data"""
     steps: int = 1
-    """recursive halvings; 0 is standard training"""
+    """recursive halvings of the width; 0 is standard training"""
     ratio: float = 2.0
-    """epochs of a wide model over its parents'"""
+    """epochs of a wide model divided by the epochs of each of its parents"""
     budget: float | None = None
-    """FLOPs of everything, relative to standard training"""
+    """training FLOPs of all models, relative to standard training"""
     total_flops: float | None = None
-    """FLOPs of everything"""
+    """training FLOPs of all models"""
     epochs: float | None = None
     """epochs of the target"""
     total_epochs: float | None = None
-    """epochs of all models together"""
+    """epochs of all models together: passes over the data"""
     baseline_epochs: float | None = None
-    """standard training to compare with; by default 300 for ViTs, 90 for ResNets"""
+    """epochs of standard training, which budgets are relative to; by default 300 for ViTs and 90
+    for ResNets"""
     schedule: Literal["appendix", "algorithm-1"] = "appendix"
-    """of epochs over levels"""
+    """how epochs are split across levels: as in the paper's appendix or its Algorithm 1"""
     costs: Literal["exact", "quarter"] = "exact"
-    """what epochs are solved with"""
+    """cost model used to solve for epochs; quarter: half the width costs a quarter"""
     counter: Literal["fvcore", "fvcore+sdpa", "torch"] = "fvcore+sdpa"
-    """of FLOPs"""
+    """which FLOP counter to use; fvcore is the paper's and leaves attention out"""
     rounding: Literal["whole", "none"] = "whole"
-    """of epochs"""
+    """round the epochs of each level to whole numbers, or not"""
+    # `rbdc plan` and `rbdc train` round, as the paper's plans do: evaluations follow whole epochs,
+    # and the plan prints what rounding costs in FLOPs. `rbdc compare` has no such option and never
+    # rounds (growth/rbdc.py): its protocols must cost exactly the same FLOPs.
     seed: int = 0
-    """of everything random; a model's own follows from its place in the tree"""
-    transition: tuple[Literal["restart", "carry"], ...] = ("carry",)
-    """at a coupling: carry the optimizer over, or the paper's restart; one, or one a level from
-    the leaves up"""
-    carry_warmup_epochs: float = 1.0
-    """warm-up after a coupling that carries"""
-    narrow_lr: float = 1.0
-    """learning rate of a narrow model over that of a model of twice its width"""
+    """seed of everything random in the run"""
+    transition: Annotated[Several[Literal["restart", "carry"]], BeforeValidator(_names)] = (
+        "carry",
+    )
+    """carry the optimizer's state over at a coupling, or restart as the paper does; or one name per
+    level, leaves first"""
+    carry_warmup_epochs: Epochs = 1.0
+    """warm-up after a coupling that carries, in epochs or with a unit: '500 steps', '10%'"""
+    narrow_lr: Positive = 1.0
+    """learning rate of a model divided by that of the model of twice its width"""
     with_baseline: bool = False
-    """train the target in the standard way as well, for the same FLOPs"""
+    """also train the target the standard way, for the same FLOPs"""
     allow_inexact: bool = False
-    """couple architectures whose halves share weights"""
+    """allow architectures that can only be coupled approximately"""
 
     def __post_init__(self) -> None:
-        settle_types(self)
-        check_range(self, ("carry_warmup_epochs",), at_least=0)
-        check_range(self, ("img_size",), at_least=1)
-        check_range(self, ("narrow_lr",), above=0)
+        """Refuse a seed that torch cannot take."""
         if not 0 <= self.seed < 2**63:
             raise RecipeError(f"seed is {self.seed}", "Use a whole number from 0 to 2**63 - 1.")
 
 
 SPEND = ("budget", "total_flops", "epochs", "total_epochs")
+"""The ways to say how much to spend; a run takes exactly one."""
 PLAN = ("steps", "ratio", *SPEND, "baseline_epochs", "schedule", "costs", "counter", "rounding")
-"""What a plan is made of."""
+"""The settings that a plan is made from."""
 
 
 def split_settings(
-    settings: Mapping[str, Any], given: Mapping[str, Any] | None = None
+    file: Mapping[str, Any], given: Mapping[str, Any] | None = None
 ) -> tuple[Request, Recipe]:
-    """A recipe file's settings and what overrides them, as a request and a recipe.
+    """Return a request and a recipe, from a recipe file's settings and those that override it.
 
-    Another model than the file's has its own arguments; another way of saying how much to spend
-    replaces the file's.
+    If another model is given, the file's model arguments do not apply to it. If an amount to spend
+    is given, it replaces the file's, in whatever way the file gives it.
     """
     given = given or {}
-    base = dict(settings)
+    base = dict(file)
     if "model" in given:
         base.pop("model_kwargs", None)
     if any(name in given for name in SPEND):
         base = {name: value for name, value in base.items() if name not in SPEND}
     merged = {**base, **given}
-    of_request = [field.name for field in fields(Request)]
-    check_names(merged, [*of_request, *(field.name for field in fields(Recipe))])
+    of_request, of_recipe = schemas(Request), schemas(Recipe)
+    for name in merged:
+        if name not in of_request and name not in of_recipe:
+            raise unknown_setting(name, [*of_request, *of_recipe])
     request = {name: value for name, value in merged.items() if name in of_request}
-    if isinstance(request.get("transition"), str):
-        request["transition"] = request["transition"].split(",")
-    recipe = {name: value for name, value in merged.items() if name not in of_request}
+    recipe = {name: value for name, value in merged.items() if name in of_recipe}
     return Request(**request), Recipe(**recipe)

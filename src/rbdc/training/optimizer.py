@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,14 +73,15 @@ def timm_optimizer(
 def make_schedule(optimizer: Optimizer, task: Task, steps_per_epoch: int) -> Scheduler:
     """Create timm's schedule in updates: `step(update)` sets the learning rate of that update."""
     recipe, total = task.recipe, task.schedule_steps(steps_per_epoch)
+    count = partial(task.updates, steps_per_epoch=steps_per_epoch, total=total)
     schedule, _ = create_scheduler_v2(
         optimizer,
         sched=recipe.sched if task.anneal else "step",
         num_epochs=total,
-        warmup_epochs=min(total, round(task.warmup_epochs * steps_per_epoch)),
+        warmup_epochs=min(total, count(task.warmup_epochs)),
         warmup_lr=recipe.warmup_lr,
         min_lr=recipe.min_lr,
-        decay_epochs=max(1, round(recipe.decay_epochs * steps_per_epoch)),
+        decay_epochs=max(1, count(recipe.decay_epochs)),
         decay_rate=recipe.decay_rate if task.anneal else 1.0,
     )
     return schedule

@@ -10,7 +10,7 @@ from torch import nn
 from rbdc.data import DataSet, ImageFormat, ImageSet
 from rbdc.errors import DataError
 from rbdc.models import ModelSpec, record_of
-from rbdc.settings import Recipe
+from rbdc.settings import Extent, Length, Recipe, plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,8 @@ class Task:
     data_seed: int
     """Seed of the order of the images, their augmentation, and mixup. Tasks with equal recipes and
     data seeds train on equal batches."""
-    warmup_epochs: float
-    """Epochs of learning rate warm-up."""
+    warmup_epochs: Length
+    """Learning rate warm-up; a plain number is in epochs."""
     anneal: bool = True
     """Whether the learning rate follows the recipe's schedule. If False, it stays at its peak after
     warm-up, for a model whose training continues in a wider one."""
@@ -60,16 +60,27 @@ class Task:
 
     def to_json(self) -> dict[str, Any]:
         parts = {name: getattr(self, name) for name in ("model", "recipe", "parametrization")}
-        return {**asdict(self), **{name: part and part.to_json() for name, part in parts.items()}}
+        return {
+            **asdict(self),
+            **{name: part and part.to_json() for name, part in parts.items()},
+            "warmup_epochs": plain(self.warmup_epochs),
+        }
 
     def steps(self, steps_per_epoch: int) -> int:
         """Return the number of updates, at least 1."""
-        return max(1, round(self.epochs * steps_per_epoch))
+        return max(1, self.updates(self.epochs, steps_per_epoch))
 
     def schedule_steps(self, steps_per_epoch: int) -> int:
         """Return the number of updates of the learning rate's schedule."""
-        full = self if self.schedule_epochs is None else replace(self, epochs=self.schedule_epochs)
-        return full.steps(steps_per_epoch)
+        epochs = self.epochs if self.schedule_epochs is None else self.schedule_epochs
+        return max(1, self.updates(epochs, steps_per_epoch))
+
+    def updates(self, length: Length, steps_per_epoch: int, total: int = 0) -> int:
+        """Return a length in updates; a plain number is in epochs, a share is one of `total`."""
+        extent = Extent(
+            steps_per_epoch=steps_per_epoch, batch_size=self.recipe.batch_size, total=total
+        )
+        return extent.updates(length)
 
 
 def fit_to_data(spec: ModelSpec, data: DataSet, recipe: Recipe) -> ModelSpec:

@@ -146,7 +146,8 @@ class Detection(Problem):
 
     def _schedule(self, optimizer: Optimizer) -> CosineLRScheduler:
         """Linear warm-up, then a cosine over what is left; in updates."""
-        recipe, warmup = self.recipe, min(self.recipe.warmup_steps, self.steps // 2)
+        recipe = self.recipe
+        warmup = min(recipe.warmup_updates(self.steps_per_epoch), self.steps // 2)
         return CosineLRScheduler(
             optimizer,
             t_initial=self.steps - warmup,
