@@ -46,36 +46,7 @@ _HOME = {
     "Where": "runs.run",
     "start": "runs.run",
 }
-__all__ = [
-    "Cluster",
-    "ComparisonSpec",
-    "CouplingProof",
-    "DataSet",
-    "Machine",
-    "ModelSpec",
-    "Plan",
-    "RbdcError",
-    "Recipe",
-    "Request",
-    "Run",
-    "Stage",
-    "Training",
-    "Where",
-    "build",
-    "compare",
-    "count_flops",
-    "couple",
-    "export",
-    "forward_flops",
-    "load",
-    "make_plan",
-    "open_data",
-    "prepare",
-    "spec_of",
-    "start",
-    "train",
-    "verify_coupling",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

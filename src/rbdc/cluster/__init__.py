@@ -13,17 +13,3 @@ from rbdc.cluster.allocation import (
     soonest,
 )
 from rbdc.cluster.timetable import Demand, Row, Slot, Timetable, simulate
-
-__all__ = [
-    "STANDARD",
-    "ClusterPlan",
-    "Demand",
-    "Row",
-    "Slot",
-    "Timetable",
-    "allocate",
-    "demands_of",
-    "plan_cluster",
-    "simulate",
-    "soonest",
-]

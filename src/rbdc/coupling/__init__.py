@@ -12,24 +12,3 @@ from rbdc.coupling.layout import Axes, Layout, inexact_tensors, layout_of
 from rbdc.coupling.moments import check_slots, couple_moments
 from rbdc.coupling.rules import couple_states, couple_tensor
 from rbdc.coupling.verify import TOLERANCE, CouplingProof, evaluating, verify_coupling
-
-__all__ = [
-    "TOLERANCE",
-    "Axes",
-    "ClassNames",
-    "CouplingProof",
-    "Layout",
-    "OffDiagonal",
-    "block_sizes",
-    "check_slots",
-    "class_names",
-    "couple",
-    "couple_moments",
-    "couple_states",
-    "couple_tensor",
-    "evaluating",
-    "inexact_tensors",
-    "layout_of",
-    "set_class_names",
-    "verify_coupling",
-]

@@ -12,19 +12,3 @@ from rbdc.data.images import DataSet, ImageSet, ImageSource, memory_data
 from rbdc.data.randomness import derive_seed
 from rbdc.data.small import embedded
 from rbdc.data.sources import open_data
-
-__all__ = [
-    "Batch",
-    "DataSet",
-    "EvaluationBatches",
-    "ImageFormat",
-    "ImageSet",
-    "ImageSource",
-    "TrainingBatches",
-    "check_batch_size",
-    "check_image_size",
-    "derive_seed",
-    "embedded",
-    "memory_data",
-    "open_data",
-]

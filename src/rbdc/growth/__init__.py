@@ -13,8 +13,6 @@ from pkgutil import iter_modules
 from rbdc.errors import PlanError, nearest
 from rbdc.growth.protocol import OneParent, Protocol, Setting, Trial
 
-__all__ = ["OneParent", "Protocol", "Setting", "Trial", "parse_protocol", "protocols"]
-
 
 @cache
 def protocols() -> Mapping[str, type[Protocol]]:

@@ -23,25 +23,3 @@ from rbdc.models.build import (
 from rbdc.models.coupled import couple_folders
 from rbdc.models.folder import copy_model, export, load
 from rbdc.models.spec import ModelSpec
-
-__all__ = [
-    "ModelSpec",
-    "as_spec",
-    "build",
-    "build_empty",
-    "build_meta",
-    "check_steps",
-    "copy_model",
-    "couple_folders",
-    "export",
-    "family",
-    "fold_parametrizations",
-    "halves_layout",
-    "halvings",
-    "load",
-    "record_of",
-    "scaled_widths",
-    "shapes_of",
-    "spec_of",
-    "timm_builds",
-]

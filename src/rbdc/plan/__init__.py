@@ -8,20 +8,3 @@ from rbdc.plan.flops import FLOPS_PER_MAC, CounterName, FlopCount, count_flops, 
 from rbdc.plan.plan import IMAGENET_IMAGES, Plan, Stage, make_plan
 from rbdc.plan.scaling import Hardware, Scaling, scaling_of
 from rbdc.plan.schedule import Schedule, training_flops
-
-__all__ = [
-    "FLOPS_PER_MAC",
-    "IMAGENET_IMAGES",
-    "CounterName",
-    "FlopCount",
-    "Hardware",
-    "Plan",
-    "Scaling",
-    "Schedule",
-    "Stage",
-    "count_flops",
-    "forward_flops",
-    "make_plan",
-    "scaling_of",
-    "training_flops",
-]

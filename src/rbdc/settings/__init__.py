@@ -11,24 +11,3 @@ from rbdc.settings.files import read_recipe, shipped_recipes
 from rbdc.settings.machine import Machine
 from rbdc.settings.recipe import Augmentation, Optimization, Recipe
 from rbdc.settings.request import PLAN, SPEND, Request, split_settings
-
-__all__ = [
-    "PLAN",
-    "SPEND",
-    "Augmentation",
-    "Cluster",
-    "DetectionRecipe",
-    "Duration",
-    "Extent",
-    "Length",
-    "Machine",
-    "Optimization",
-    "Recipe",
-    "Request",
-    "parse_duration",
-    "plain",
-    "read_detection_recipe",
-    "read_recipe",
-    "shipped_recipes",
-    "split_settings",
-]

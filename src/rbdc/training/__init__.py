@@ -10,19 +10,3 @@ from rbdc.training.loop import Session
 from rbdc.training.progress import Observer, Progress, Trained
 from rbdc.training.task import Task, fit_to_data, image_format
 from rbdc.training.world import World, join_world
-
-__all__ = [
-    "Observer",
-    "Progress",
-    "Scores",
-    "Session",
-    "Start",
-    "Task",
-    "Trained",
-    "World",
-    "evaluate",
-    "fit_to_data",
-    "image_format",
-    "initial_weights",
-    "join_world",
-]

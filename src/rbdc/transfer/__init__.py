@@ -29,32 +29,3 @@ from rbdc.transfer.scores import (
     score,
 )
 from rbdc.transfer.weights import WeightReport, open_classifier
-
-__all__ = [
-    "CocoSet",
-    "DetectionSamples",
-    "DetectionScores",
-    "Detector",
-    "DetectorCost",
-    "DetectorSettings",
-    "ParameterGroup",
-    "Precision",
-    "Results",
-    "SimpleFPN",
-    "Views",
-    "WeightReport",
-    "backbone_of",
-    "build_detector",
-    "check_splits",
-    "detector_cost",
-    "draw_sheet",
-    "global_blocks",
-    "load_detector",
-    "open_classifier",
-    "open_coco",
-    "parameter_groups",
-    "read_coco",
-    "read_results",
-    "results_of",
-    "score",
-]
