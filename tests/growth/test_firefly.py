@@ -309,9 +309,9 @@ def test_the_budget_is_spent_to_a_step(name: str, epochs: float) -> None:
 def test_from_a_parent_to_a_judged_model(name: str, tmp_path: Path) -> None:
     at = setting(name, 2.0)
     trial = parse_protocol("firefly").trial(at, 0.8, 0)
-    shop = Context(store=Store(tmp_path), machine=QUICK, world=World())
+    job_context = Context(store=Store(tmp_path), machine=QUICK, world=World())
     results = [
-        execute(node.job, shop, observe=lambda _progress: None, stopped=lambda: False)
+        execute(node.job, job_context, observe=lambda _progress: None, stopped=lambda: False)
         for node in trial.nodes
     ]
     grow = trial.nodes[1].job

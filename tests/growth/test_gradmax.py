@@ -267,9 +267,9 @@ def test_as_a_protocol_it_spends_the_budget(name: str, tmp_path: Path) -> None:
     protocol = parse_protocol("gradmax:1.5")
     protocol.check(setting)
     trial = protocol.trial(setting, budget, 0)
-    shop = Context(store=Store(tmp_path), machine=QUICK, world=World())
+    job_context = Context(store=Store(tmp_path), machine=QUICK, world=World())
     results = [
-        execute(node.job, shop, observe=lambda _p: None, stopped=lambda: False)
+        execute(node.job, job_context, observe=lambda _p: None, stopped=lambda: False)
         for node in trial.nodes
     ]
     narrow, start, _wide = results

@@ -193,9 +193,9 @@ def test_by_the_ratio_of_the_setting(data: DataSet) -> None:
 def test_end_to_end(text: str, name: str, data: DataSet, tmp_path: Path) -> None:
     given = replace(setting(data, name, model_ema=True), baseline_epochs=2.0)
     trial = parse_protocol(text).trial(given, 0.616, 0)
-    shop = Context(store=Store(tmp_path), machine=QUICK, world=World())
+    job_context = Context(store=Store(tmp_path), machine=QUICK, world=World())
     results = [
-        execute(node.job, shop, observe=lambda _progress: None, stopped=lambda: False)
+        execute(node.job, job_context, observe=lambda _progress: None, stopped=lambda: False)
         for node in trial.nodes
     ]
     assert [result["kind"] for result in results] == ["train", "train", "grow", "train"]
@@ -203,7 +203,7 @@ def test_end_to_end(text: str, name: str, data: DataSet, tmp_path: Path) -> None
     assert spent == trial.target.job.total_flops
     parents = []
     for job in trainings(trial)[:2]:
-        folder = shop.store.folder(job)
+        folder = job_context.store.folder(job)
         parents.append(
             Parent(
                 model=load(folder / MODEL), saved_for_growth=read_state(folder / SAVED_FOR_GROWTH)
@@ -216,5 +216,5 @@ def test_end_to_end(text: str, name: str, data: DataSet, tmp_path: Path) -> None
             assert torch.equal(mixed.weight(), parent.model.state_dict()[weight])
         assert not torch.equal(zeroth.templates[0], first.templates[0])
     for node in (trial.nodes[0], trial.target):
-        place = shop.store.folder(node.job) / MODEL
+        place = job_context.store.folder(node.job) / MODEL
         timm.create_model(f"local-dir:{place}", pretrained=True)

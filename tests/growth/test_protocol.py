@@ -88,9 +88,9 @@ def test_the_pages_example_works(twins: Any, tmp_path: Path) -> None:
     protocol = twins.Twins()
     protocol.check(setting)
     trial = protocol.trial(setting, 1.0, seed=0)
-    shop = Context(store=Store(tmp_path / "jobs"), machine=QUICK, world=World())
+    job_context = Context(store=Store(tmp_path / "jobs"), machine=QUICK, world=World())
     results = [
-        execute(node.job, shop, observe=lambda _p: None, stopped=lambda: False)
+        execute(node.job, job_context, observe=lambda _p: None, stopped=lambda: False)
         for node in trial.nodes
     ]
     scores = [result["metrics"]["top1"] for result in results]

@@ -43,9 +43,10 @@ def test_folded_it_is_the_same_function_and_an_ordinary_model(
         logits(plain, images(model)), logits(model, images(model)), rtol=0, atol=1e-6
     )
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
-    rbdc.export(plain, tmp_path / "model")
-    loaded = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True)
-    assert torch.equal(logits(loaded, images(model)), logits(plain, images(model)))
+    for folder, exported in ((tmp_path / "plain", plain), (tmp_path / "folded", model)):
+        rbdc.export(exported, folder)
+        loaded = timm.create_model(f"local-dir:{folder}", pretrained=True)
+        assert torch.equal(logits(loaded, images(model)), logits(plain, images(model)))
 
 
 @pytest.mark.parametrize("name", PLAIN)

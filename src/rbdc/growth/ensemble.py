@@ -21,6 +21,7 @@ class MeanOfLogits(nn.Module):
     """Several models that return the mean of their logits."""
 
     def __init__(self, *models: nn.Module) -> None:
+        """Register the models."""
         super().__init__()
         self.models = nn.ModuleList(models)
 

@@ -99,6 +99,7 @@ class Enlarged(nn.Module):
         seed: int,
         device: torch.device,
     ) -> None:
+        """Draw the candidates from `seed` and put all tensors on `device`."""
         super().__init__()
         self.units = units
         self.parent = {name: tensor.to(device) for name, tensor in parent.state_dict().items()}

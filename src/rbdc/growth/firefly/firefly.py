@@ -43,6 +43,7 @@ class Firefly(OneParent):
     """Difference of a stream unit's two copies from the original, relative to its norm."""
 
     def __post_init__(self) -> None:
+        """Refuse a surplus that is too small to double the width."""
         if self.surplus < 1:
             raise PlanError(
                 f"firefly has {self.surplus:g} candidates for each that it keeps",
