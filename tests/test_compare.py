@@ -123,5 +123,5 @@ def test_a_small_experiment_runs(
     text = capsys.readouterr().out
     assert "rbdc:1:random" in text and "8 / 16" not in text
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"r1", "r2"}
-    summary = json.loads((tmp_path / "out" / "r2" / "summary.json").read_text())
+    summary = json.loads((tmp_path / "out" / "r2" / "result.json").read_text())
     assert [row["epochs"]["1"][0] for row in summary["rows"][::2]] == pytest.approx([2, 4, 8])

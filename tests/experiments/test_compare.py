@@ -159,7 +159,7 @@ def test_what_is_refused_leaves_the_results_alone(
     folder: Path, done: tuple[Path, dict[str, Any]]
 ) -> None:
     output, _ = done
-    names = ("results.csv", "results.jsonl", "summary.json", "run.json")
+    names = ("results.csv", "results.jsonl", "result.json", "run.json")
     before = {name: (output / name).read_bytes() for name in names}
     with pytest.raises(RunError, match=r"recipe\.lr was 0\.001, now 0\.002"):
         run(compared(folder, lr=2e-3), output)
@@ -190,7 +190,7 @@ def test_what_is_missing_is_marked(folder: Path, tmp_path: Path) -> None:
 
     with pytest.raises(Interrupted):
         run(comparison, tmp_path / "run", stop)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = json.loads((tmp_path / "run" / "result.json").read_text())
     states = {(r["protocol"], r["budget"]): r["score"] is None for r in summary["rows"]}
     assert states[("standard", 0.5)] is False and states[("rbdc:1", 1.0)] is True
     assert {line["missing"] for line in summary["lines"]} == {0, 1}

@@ -134,7 +134,9 @@ def test_data_of_the_hub_is_named(
     assert front_of(output).get("datasets") == expected
     repeated = yaml.safe_load((output / "recipe.yaml").read_text()).get("data")
     assert repeated == (name if expected else None)
-    assert ("--data PATH" in (output / "README.md").read_text()) is (expected is None)
+    text = (output / "README.md").read_text()
+    assert ("recipe.yaml --data PATH --output" in text) is (expected is None)
+    assert ("recipe.yaml --output" in text) is (expected is not None)
 
 
 def test_the_card_says_how_it_was_trained(finished: Path, exported: Path) -> None:

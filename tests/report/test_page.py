@@ -101,7 +101,7 @@ def test_blocks_of_the_weights(browser: Browser, trained: Path, tmp_path: Path) 
 
 def test_a_comparison_is_shown(browser: Browser, comparison: Path, tmp_path: Path) -> None:
     seen = visit(browser, [comparison], tmp_path)
-    summary = json.loads((comparison / "summary.json").read_text())
+    summary = json.loads((comparison / "result.json").read_text())
     text = seen.text("#compare")
     for line in summary["lines"]:
         assert line["protocol"] in text and f"{100 * line['score']:.2f} %" in text

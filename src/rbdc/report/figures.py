@@ -44,10 +44,12 @@ def draw_curves(
         ys = plotted_scores(node, metric)
         if start is not None:
             xs, ys, starts = [before, *xs], [metric.scale * start, *ys], True
-            axes.plot(before, ys[0], **_coupling_style(_colour(node)))
         axes.plot(xs, ys, **_line_style(node, len(xs)))
+        if start is not None:
+            axes.plot(before, ys[0], **_coupling_style(_colour(node)))
     axes.set_xlim(left=0)
-    axes.set_xlabel(f"FLOPs of a model and all it came from (1 = {readable_flops(baseline_flops)})")
+    unit = readable_flops(baseline_flops)
+    axes.set_xlabel(f"FLOPs of a model and all its ancestors (1 = {unit})")
     axes.set_ylabel(metric.axis)
     axes.grid(axis="y", color="0.9")
     handles = _legend_of_levels(trained)

@@ -52,7 +52,7 @@ function curve(node, x, y, metric, unit) {
 }
 
 function curveLook(run, node) {
-  // what its line stands for in the legend: a level of the tree, or a backbone
+  // a line's entry in the legend: a level of the tree, or a backbone
   if (run.transfer) {
     const number = run.transfer.backbones.findIndex(({ name }) => name === node.backbone);
     return { group: node.backbone, colour: levelColour(number), dash: ["solid", "dash", "dot"][Math.floor(number / 5) % 3], symbol: SHAPES[number % SHAPES.length] };

@@ -51,7 +51,7 @@ const SECTIONS = {
 
   verdict() {
     const r = run(), result = r.result, metric = primary(r), score = primaryScore(r);
-    const lines = [h("p", { class: "quiet" }, [modelText(r), dataText(r), runState(r), r.started ? `begun ${new Date(r.started).toLocaleString()}` : null].filter(Boolean).join(" · "))];
+    const lines = [h("p", { class: "quiet" }, [modelText(r), dataText(r), runState(r), r.started ? `started ${new Date(r.started).toLocaleString()}` : null].filter(Boolean).join(" · "))];
     if (isNumber(score)) {
       lines.push(h("p", { class: "verdict" }, `RBDC: ${metric.label} ${scoreText(metric, score)} with ${flops(result.training_flops)} for all models of the tree, ${digits(result.normalized_flops, 3)} times what ${digits(r.about.baseline_epochs)} epochs of standard training cost.`));
       if (result.standard) {
@@ -178,7 +178,7 @@ const SECTIONS = {
     return [
       h("h2", {}, "How to repeat it"),
       r.command ? h("pre", {}, r.command) : null,
-      !r.command ? null : h("p", { class: "quiet" }, "The same command on the same folder goes on with a run that was stopped; on another folder it repeats it."),
+      !r.command ? null : h("p", { class: "quiet" }, "The same command with the same folder continues a run that was stopped; with another folder it repeats the run."),
       isNumber(primaryScore(r)) ? [h("h3", {}, "The model"), h("pre", {}, loads)] : null,
       r.transfer ? loadDetectors(r) : null,
       r.transfer ? null : facts([
