@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rbdc.models.build import _meta
-from tests.support import folder_data
+from tests.support import folder_data, made_once
 
 # `build` caches models without memory, which have a dtype: float64 has a cache of its own.
 _double_meta = cache(_meta.__wrapped__)
@@ -17,9 +17,12 @@ _double_meta = cache(_meta.__wrapped__)
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some embedded images as a folder of files. Nobody may change them."""
-    root = tmp_path_factory.mktemp("data")
-    folder_data(root)
-    return root
+    return made_once(tmp_path_factory, "data", folder_data)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the groups: each keeps one worker busy for minutes, whatever the others do."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 @pytest.fixture
