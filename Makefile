@@ -4,11 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: test demo docs lint clean
+.PHONY: test test-numerics demo docs lint clean
 .DEFAULT_GOAL := test
 
 test: $(VENV)/.dev lint        ## set up, lint, type-check, test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup
+
+# Stand-ins for another CPU: ATen without vector instructions, oneDNN with AVX2 at most.
+test-numerics: $(VENV)/.dev    ## set up, then run the numeric tests as on another CPU
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m numeric
 
 demo: $(VENV)/.ready           ## set up, then train a small tree beside standard training
 	$(BIN)/rbdc train --recipe demo --output runs/demo

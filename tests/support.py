@@ -1,11 +1,15 @@
 """What several tests need: small models with telling weights."""
 
+import fcntl
 import multiprocessing
+import os
+import shutil
 from collections.abc import Callable
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -149,6 +153,26 @@ def small_task(
         data_seed=seed,
         warmup_epochs=1.0,
     )
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder that the first worker to ask for it makes. Nobody may change it."""
+    base = factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # that of all workers
+    folder, done = root / "shared" / name, root / "shared" / f"{name}.done"
+    folder.parent.mkdir(exist_ok=True)
+    with done.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            make(folder)
+            done.touch()
+    return folder
+
+
+def own_copy(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return this worker's copy of such a folder: its tests may change it."""
+    return Path(shutil.copytree(made_once(factory, name, make), factory.mktemp("runs") / name))
 
 
 QUICK = Machine(device="cpu", threads=1, workers=0, tensorboard=False)

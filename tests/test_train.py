@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rbdc.cli import main
-from tests.support import TINY
+from tests.support import TINY, own_copy
 
 RESNET = "resnet18d"
 
@@ -36,9 +36,10 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def straight(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("runs") / "straight"
-    assert main(command(folder, output, "--with-baseline")) == 0
-    return output
+    def make(output: Path) -> None:
+        assert main(command(folder, output, "--with-baseline")) == 0
+
+    return own_copy(tmp_path_factory, "commanded", make)
 
 
 def test_it_ends_with_both_accuracies_and_where_to_look(

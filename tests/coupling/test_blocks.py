@@ -8,6 +8,8 @@ from rbdc.coupling import block_sizes
 from rbdc.models import halves_layout, spec_of
 from tests.support import SMALL, parents
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "resnet50d"])
 def test_a_coupled_weight_is_its_parents_on_the_diagonal_and_zero_beside(name: str) -> None:

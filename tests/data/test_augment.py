@@ -16,6 +16,7 @@ from rbdc.data.randomness import derive_seed, generator, preserve_generators, se
 from rbdc.settings import Augmentation
 from tests.data.pictures import IMAGE, image_set, pixels
 
+pytestmark = pytest.mark.numeric
 PLAIN: dict[str, Any] = {"scale": None, "color_jitter": 0.0}
 PLACE = (0, 0, 0)  # seed, epoch, step
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 import rbdc
@@ -35,7 +36,7 @@ from rbdc.runs.run import Where
 from rbdc.settings import Request
 from rbdc.training import loop
 from rbdc.training.classification import Classification
-from tests.support import QUICK, TINY, small_recipe
+from tests.support import QUICK, TINY, own_copy, small_recipe
 
 RESNET = "resnet18d"
 
@@ -58,10 +59,14 @@ def run(comparison: Comparison, output: Path, watch: Any = lambda _event: None) 
     return run_comparison(comparison, output, Where(machine=QUICK, jobs=1), watch)
 
 
+def finished_comparison(folder: Path, factory: pytest.TempPathFactory) -> Path:
+    return own_copy(factory, "comparison", lambda output: run(compared(folder), output))
+
+
 @pytest.fixture(scope="module")
 def done(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    output = tmp_path_factory.mktemp("runs") / "comparison"
-    return output, run(compared(folder), output)
+    output = finished_comparison(folder, tmp_path_factory)
+    return output, json.loads((output / "summary.json").read_text())
 
 
 def test_everyone_spends_the_same(done: tuple[Path, dict[str, Any]]) -> None:
@@ -170,7 +175,8 @@ def test_what_is_refused_leaves_the_results_alone(
 
 def run_elsewhere(folder: Path, output: Path) -> None:
     """In another process: a process may take its own lock again."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    forks = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, forks, torch.set_num_threads, (1,)) as pool:
         pool.submit(_again, folder, output).result()
 
 

@@ -37,6 +37,8 @@ from tests.support import (
 
 DEITS = ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"]
 RESNETS = ["resnet18", "resnet18d", "resnet50d"]  # pairs of every kernel and stride
+numeric = pytest.mark.numeric
+double = pytest.mark.usefixtures("double_precision")
 of_all = pytest.mark.parametrize("name", SMALL)
 of_some = pytest.mark.parametrize("name", [*DEITS, *RESNETS])
 
@@ -98,15 +100,20 @@ def gradients(model: nn.Module, at: GrowthContext, units: Units) -> dict[str, Te
 def assert_same_function(wide: nn.Module, narrow: nn.Module) -> None:
     x = images(narrow, 4)
     expected = logits(narrow, x)
-    assert (logits(wide, x) - expected).abs().max() < 1e-5 * expected.abs().max()
+    # not exact in float64 either: SPARK, the bias of new norms, is seen
+    assert (logits(wide, x) - expected).abs().max() < 1e-6 * expected.abs().max()
 
 
+@double
+@numeric
 @of_all
 @pytest.mark.parametrize("norm_weight", [1.0, 0.1])
 def test_the_wide_model_computes_what_its_parent_did(name: str, norm_weight: float) -> None:
     assert_same_function(*grown(spec(name), norm_weight=norm_weight))
 
 
+@double
+@numeric
 @pytest.mark.parametrize("name", [*DEITS, "deit3_large_patch16_224"])
 @pytest.mark.parametrize("size", [1e-3, 1.0])
 def test_so_it_does_whatever_the_mean_and_size_of_a_stream(name: str, size: float) -> None:
@@ -123,6 +130,8 @@ def test_so_it_does_whatever_the_mean_and_size_of_a_stream(name: str, size: floa
     assert_same_function(*grown(spec(name), parent))
 
 
+@double
+@numeric
 @of_all
 def test_new_units_have_zero_incoming_weights_and_scaled_outgoing_ones(name: str) -> None:
     model, _parent = grown(spec(name), scale=0.25)
@@ -132,7 +141,7 @@ def test_new_units_have_zero_incoming_weights_and_scaled_outgoing_ones(name: str
         for tensor in first.parameters():
             assert not new_in(tensor, pair).any(), pair
         old, new = second.weight.transpose(0, 1).flatten(1).norm(dim=1).chunk(2)
-        assert torch.allclose(new, 0.25 * old.mean().expand_as(new), rtol=1e-4), pair
+        assert torch.allclose(new, 0.25 * old.mean().expand_as(new), rtol=1e-10), pair
     for key, tensor in model.state_dict().items():
         axis = units.input_axes[key]
         if axis is not None and units.axes[key][axis]:
@@ -140,6 +149,8 @@ def test_new_units_have_zero_incoming_weights_and_scaled_outgoing_ones(name: str
             assert fresh.any(dim=1).all(), f"{key} does not read a new unit"
 
 
+@double
+@numeric
 @of_some
 def test_gradients_are_what_the_matrices_say(name: str) -> None:
     model, parent = grown(spec(name), norm_weight=0.1)  # the identity at any weight
@@ -156,7 +167,7 @@ def test_gradients_are_what_the_matrices_say(name: str) -> None:
         inputs = gradient.shape[1] // (2 if units.axes[f"{pair.first}.weight"][1] else 1)
         assert expected.norm() > 0
         error = (gradient[:, :inputs].flatten(1) - expected).norm() / expected.norm()
-        assert error < 1e-3, f"{pair}: {error}"
+        assert error < 1e-6, f"{pair}: {error}"
 
 
 @pytest.mark.parametrize(
@@ -184,18 +195,20 @@ def test_no_random_outgoing_weights_give_larger_gradients(
             assert float(gradient.norm()) < 0.9 * best_norms[group], group
 
 
+@double
+@numeric
 def test_directions_turn_by_turn() -> None:
     draw = torch.Generator().manual_seed(0)
     matrix = torch.randn(4, 12, generator=draw)
     chosen = directions(matrix, 10, draw)
-    assert torch.allclose(chosen.norm(dim=1), torch.ones(10))
+    assert torch.allclose(chosen.norm(dim=1), torch.ones(10), rtol=1e-10)
     strengths = torch.linalg.svdvals(matrix)
-    assert torch.allclose((chosen[:4] @ matrix.T).norm(dim=1), strengths, rtol=1e-4)
-    assert torch.allclose((chosen[4:8] @ matrix.T).norm(), strengths.norm(), rtol=1e-4)
+    assert torch.allclose((chosen[:4] @ matrix.T).norm(dim=1), strengths, rtol=1e-10)
+    assert torch.allclose((chosen[4:8] @ matrix.T).norm(), strengths.norm(), rtol=1e-10)
     alike = (chosen @ chosen.T).fill_diagonal_(0).abs()
     assert alike.max() < 0.99, "two units are equal and would stay so"
     nothing = directions(torch.zeros(4, 12), 10, draw)
-    assert torch.allclose(nothing @ nothing.T, torch.eye(10), atol=1e-5)
+    assert torch.allclose(nothing @ nothing.T, torch.eye(10), atol=1e-10)
 
 
 @of_some
@@ -215,6 +228,8 @@ def test_all_new_units_move_at_the_first_step(name: str) -> None:
             assert tensor.chunk(2)[1].flatten(1).any(dim=1).all(), f"{key}: a stream is dead"
 
 
+@double
+@numeric
 def test_batches_are_summed_and_the_seed_decides() -> None:
     parent = randomized(rbdc.build(spec("resnet18d").scaled(0.5)), 1).eval()
     units = units_of(spec("resnet18d").scaled(0.5))
@@ -225,7 +240,7 @@ def test_batches_are_summed_and_the_seed_decides() -> None:
         for batch in at.batches()
     ]
     for group, matrix in both.items():
-        assert torch.allclose(matrix, parts[0][group] + parts[1][group], atol=1e-5)
+        assert torch.allclose(matrix, parts[0][group] + parts[1][group], rtol=1e-10)
     one, other = (grown(spec("resnet18d"))[0].state_dict() for _ in range(2))
     assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
 

@@ -32,6 +32,7 @@ from rbdc.training import World, fit_to_data
 from rbdc.training.checkpoint import read_state
 from tests.support import QUICK, SMALL, TINY, images, logits, randomized, small_data, small_recipe
 
+double = pytest.mark.usefixtures("double_precision")
 RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"
 MODELS = [RESNET, "resnet50d", DEIT, "deit_tiny_distilled_patch16_224"]
 
@@ -68,6 +69,8 @@ def blocks(tensor: Tensor, parts: int) -> list[list[Tensor]]:
     return [list(half.chunk(2, 1)) for half in halves]
 
 
+@double
+@pytest.mark.numeric
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_four_blocks(name: str, count: int) -> None:
@@ -80,8 +83,8 @@ def test_four_blocks(name: str, count: int) -> None:
         assert torch.equal(m1, parents[1].model.state_dict()[weight])
         assert torch.equal(m2, zeroth.weight(zeroth.rows[1]))
         new = coefficients(m3, first)
-        assert float(new.norm()) == pytest.approx(1, abs=1e-4)
-        torch.testing.assert_close(first.weight(new), m3, rtol=1e-4, atol=1e-4)
+        assert float(new.norm()) == pytest.approx(1, abs=1e-10)
+        torch.testing.assert_close(first.weight(new), m3, rtol=0, atol=1e-10)
         seen += 1
     assert seen > 4
 
@@ -93,6 +96,8 @@ def coefficients(weight: Tensor, mixed: Mixture) -> Tensor:
     return found
 
 
+@double
+@pytest.mark.numeric
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
 def test_the_last_block_is_orthogonal_to_the_others_or_farthest_from_them(count: int) -> None:
     for _name, zeroth, first in sets_of(members(RESNET, count)):
@@ -101,10 +106,10 @@ def test_the_last_block_is_orthogonal_to_the_others_or_farthest_from_them(count:
         new = coefficients(new_blocks(zeroth, first)[1], first)
         found = (others @ new).square().sum()
         if count >= 4:
-            assert float(found) < 1e-8
+            assert float(found) < 1e-12
         tried = torch.randn(500, count, generator=torch.Generator().manual_seed(0))
         tried /= tried.norm(dim=1, keepdim=True)
-        assert (found <= (tried @ others.T).square().sum(dim=1) + 1e-5).all()
+        assert (found <= (tried @ others.T).square().sum(dim=1) + 1e-10).all()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -122,13 +127,14 @@ def test_everything_else_is_coupled(name: str, tmp_path: Path) -> None:
     assert torch.equal(logits(loaded, images(model)), logits(model, images(model)))
 
 
+@double
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", MODELS)
 def test_the_sum_of_logits(name: str) -> None:
     parents = members(name)
     mean, sum_ = grow(parents), grow(parents, head="sum")
-    torch.testing.assert_close(
-        logits(sum_, images(mean)), 2 * logits(mean, images(mean)), rtol=1e-4, atol=1e-4
-    )
+    x = images(mean)
+    torch.testing.assert_close(logits(sum_, x), 2 * logits(mean, x), rtol=0, atol=1e-10)
 
 
 @pytest.fixture(scope="module")

@@ -200,7 +200,8 @@ def test_only_rbdc_loads_a_plain_stem_that_timm_cannot_build(tmp_path: Path) -> 
     model, _ = parents("resnet18")
     folder = rbdc.export(model, tmp_path / "model")
     assert not timm_builds(rbdc.spec_of(model)) and timm_builds(rbdc.spec_of(model).scaled(2))
-    with pytest.raises(RuntimeError, match="conv1"):
+    # timm finds it out in the state dict, newer versions at the stem itself
+    with pytest.raises((RuntimeError, AttributeError), match=r"conv1|Sequential.*weight"):
         timm.create_model(f"local-dir:{folder}", pretrained=True)
     assert torch.equal(rbdc.load(folder).conv1.weight, model.conv1.weight)  # type: ignore[arg-type, union-attr]
 

@@ -11,7 +11,7 @@ from rbdc.experiments.train import Training, prepare
 from rbdc.report import detector_figures, figures
 from rbdc.settings import Request
 from tests.report.browsing import CHROMIUM
-from tests.support import QUICK, TINY, small_recipe, started
+from tests.support import QUICK, TINY, made_once, small_recipe, started
 
 
 def small_run(folder: Path, recipe: dict[str, Any] | None = None, **settings: Any) -> Training:
@@ -32,19 +32,29 @@ def small_run(folder: Path, recipe: dict[str, Any] | None = None, **settings: An
 @pytest.fixture(scope="session")
 def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Nobody may change it."""
-    output = tmp_path_factory.mktemp("runs") / "finished"
-    started(small_run(folder), output, machine=QUICK, watch=lambda _event: None, jobs=1)
-    return output
+
+    def make(output: Path) -> None:
+        started(small_run(folder), output, machine=QUICK, watch=lambda _event: None, jobs=1)
+
+    return made_once(tmp_path_factory, "finished", make)
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def chromium() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("there is no Chromium here")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    """A browser whose pages end with the test: charts and polls go on in what is left open."""
+    yield chromium
+    for context in chromium.contexts:
+        context.close()
 
 
 @pytest.fixture

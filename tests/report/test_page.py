@@ -14,24 +14,18 @@ from rbdc.errors import RbdcError, RunError
 from rbdc.report.page import read_state, render, write_report
 from rbdc.report.read import read_run
 from rbdc.report.serve import make_server
-from tests.experiments.test_compare import compared
-from tests.experiments.test_compare import run as run_comparison
+from tests.experiments.test_compare import finished_comparison
 from tests.report.browsing import EVIL, Visit, visit
-from tests.runs.test_run import run, small_tree
 
 
 @pytest.fixture(scope="module")
-def trained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("runs") / "trained"
-    run(small_tree(folder, with_baseline=True), output)
-    return output
+def trained(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(finished, tmp_path_factory.mktemp("runs") / "trained"))
 
 
 @pytest.fixture(scope="module")
 def comparison(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("runs") / "comparison"
-    run_comparison(compared(folder), output)
-    return output
+    return finished_comparison(folder, tmp_path_factory)
 
 
 def test_a_run_is_drawn_and_can_be_looked_into(

@@ -27,7 +27,7 @@ from rbdc.transfer import load_detector
 from rbdc.transfer.jobs import find_backbone
 from rbdc.transfer.prepare import open_splits, prepare_transfer
 from tests.report.browsing import EVIL, visit
-from tests.support import QUICK, started
+from tests.support import QUICK, made_once, started
 from tests.transfer.scenes import classifier, write_split
 
 TREE_ONLY = ("tree", "budget", "weights", "compare")
@@ -38,7 +38,10 @@ OTHER = "scratch:standard"
 def transfer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two backbones from two seeds. One is called as standard training is, which it is not; a
     class has a name that wants to be a script."""
-    root = tmp_path_factory.mktemp("transfer")
+    return made_once(tmp_path_factory, "transfer", _transfer) / "run"
+
+
+def _transfer(root: Path) -> None:
     for split in ("train2017", "val2017"):
         write_split(root / "scenes", split, lambda made: made["categories"][0].update(name=EVIL))
     trained = str(rbdc.export(classifier(), root / "standard"))
@@ -49,7 +52,6 @@ def transfer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     both = [find_backbone(trained), find_backbone(f"scratch:{trained}")]
     prepared = prepare_transfer(both, open_splits(root / "scenes"), recipe, seeds=2)
     started(prepared, root / "run", machine=QUICK, watch=lambda _event: None, jobs=1)
-    return root / "run"
 
 
 @pytest.fixture

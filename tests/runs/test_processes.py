@@ -17,7 +17,7 @@ from rbdc.errors import Interrupted
 from rbdc.training import World, join_world
 from rbdc.training.world import leave_world
 from tests.runs.test_run import EAGER, assert_same_model, run, small_tree
-from tests.support import TINY, forked, started
+from tests.support import TINY, forked, made_once, started
 
 DEIT = "deit_tiny_patch16_224"
 SETTINGS: dict[str, Any] = {
@@ -72,9 +72,10 @@ def three(folder: Path, output: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def together(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("runs") / "two"
-    assert finish(start(folder, output)) == [0, 0]
-    return output
+    def make(output: Path) -> None:
+        assert finish(start(folder, output)) == [0, 0]
+
+    return made_once(tmp_path_factory, "two-processes", make)
 
 
 def test_two_processes_train_the_model_of_one(folder: Path, together: Path, tmp_path: Path) -> None:

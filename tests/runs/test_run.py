@@ -26,7 +26,7 @@ from rbdc.jobs.lock import holder, locked
 from rbdc.jobs.train import TrainJob
 from rbdc.runs.record import differences
 from rbdc.settings import Machine, Request
-from tests.support import QUICK, TINY, folder_data, forked, small_recipe, started
+from tests.support import QUICK, TINY, folder_data, forked, own_copy, small_recipe, started
 
 RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"
 EAGER = Machine(**{**QUICK.to_json(), "checkpoint_minutes": 0.0})  # saves after every step
@@ -69,9 +69,7 @@ def assert_same_model(left: Path, right: Path) -> None:
 
 @pytest.fixture(scope="module")
 def straight(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("runs") / "straight"
-    run(small_tree(folder), output)
-    return output
+    return own_copy(tmp_path_factory, "tree", lambda output: run(small_tree(folder), output))
 
 
 def test_the_target_is_an_ordinary_timm_model(straight: Path) -> None:
@@ -135,7 +133,7 @@ def test_stopped_across_couplings_it_ends_with_the_same_bits(
 
     def counted(self: Any, micro: Any) -> Any:
         steps[0] += 1
-        if steps[0] % 3 == 0:
+        if steps[0] % 4 == 0:
             os.kill(os.getpid(), signal.SIGTERM)
         return update(self, micro)
 

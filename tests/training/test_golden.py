@@ -18,6 +18,7 @@ from rbdc.settings import Machine, read_recipe, split_settings
 from rbdc.training import World, initial_weights
 from rbdc.training.classification import classifier_state
 
+pytestmark = pytest.mark.numeric
 GOLDEN = Path(__file__).with_name("golden.json")
 RECIPES = ("demo", "demo-deit")
 STEPS = 30

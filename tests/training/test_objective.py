@@ -20,6 +20,7 @@ from rbdc.training.task import image_format
 from rbdc.training.teacher import load_teacher
 from tests.support import QUICK, TINY, small_data, small_recipe, small_task, train
 
+pytestmark = pytest.mark.numeric
 DISTILLED = "deit_tiny_distilled_patch16_224"
 
 

@@ -19,7 +19,7 @@ from rbdc.training import Task, World, fit_to_data, image_format, initial_weight
 from rbdc.training.machine import check_machine
 from rbdc.training.world import leave_world
 from tests.runs.test_processes import finish, free_port
-from tests.support import QUICK, TINY, forked, small_data, small_recipe, train
+from tests.support import QUICK, TINY, forked, made_once, small_data, small_recipe, train
 
 RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"
 EAGER = Machine(**{**QUICK.to_json(), "checkpoint_share": 1e9})
@@ -100,7 +100,9 @@ def alone(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """What two processes that each have all weights train: a ResNet's norms see a half batch."""
-    yield request.param, sit(request.param, tmp_path_factory.mktemp("x") / "ddp", ("ddp", 2, 0))
+    name = request.param
+    folder = made_once(tmp_path_factory, f"ddp-{name}", lambda at: sit(name, at, ("ddp", 2, 0)))
+    yield name, load_file(folder / "model" / WEIGHTS)
 
 
 def assert_close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:

@@ -1,6 +1,5 @@
 """A classifier as a backbone: the same features, on any image, with windows or without."""
 
-from collections.abc import Iterator
 from math import ceil
 from typing import Any
 
@@ -15,6 +14,7 @@ from rbdc.transfer.backbone import backbone_of, global_blocks, vit_body
 from rbdc.transfer.pyramid import Norm, SimpleFPN
 from tests.transfer.scenes import classifier, resnet
 
+pytestmark = [pytest.mark.numeric, pytest.mark.usefixtures("double_precision")]
 VITS: dict[str, dict[str, Any]] = {
     "deit_tiny_patch16_224": {},
     "deit_tiny_distilled_patch16_224": {},
@@ -22,14 +22,6 @@ VITS: dict[str, dict[str, Any]] = {
     "vit_base_patch16_clip_quickgelu_224": {},  # a norm before the blocks, another activation
     "vit_small_patch16_224": {"qk_norm": True, "reg_tokens": 4, "qkv_bias": False},
 }
-
-
-@pytest.fixture(autouse=True)
-def double_precision() -> Iterator[None]:
-    """Compute in float64: in float32 the order of sums differs from CPU to CPU by 2e-5."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def features(model: Any, images: Tensor) -> Tensor:
