@@ -36,7 +36,6 @@ class GrowJob(Job):
     """Training images that the method may look at, and pays for."""
 
     def content(self) -> dict[str, Any]:
-        """Return everything that decides the result."""
         return {
             "kind": "grow",
             "format": FORMAT,
@@ -48,7 +47,6 @@ class GrowJob(Job):
         }
 
     def describe(self) -> dict[str, Any]:
-        """Return what run.json says about the job."""
         return {
             "kind": "grow",
             "width": self.model.width,
@@ -63,7 +61,6 @@ class GrowJob(Job):
 
     @property
     def size(self) -> str:
-        """The width, for people."""
         return f"width {self.model.width:g}"
 
     @property
@@ -75,7 +72,6 @@ class GrowJob(Job):
 
     @property
     def model_bytes(self) -> int:
-        """Bytes of the wide model's weights."""
         return bytes_of(self.model)
 
     def result_bytes(self) -> int:

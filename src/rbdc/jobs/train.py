@@ -55,7 +55,6 @@ class TrainJob(Job):
         return (self.initial,) if self.initial else ()
 
     def content(self) -> dict[str, Any]:
-        """Return everything that decides the result."""
         return {
             "kind": "train",
             "format": FORMAT,
@@ -68,7 +67,6 @@ class TrainJob(Job):
         }
 
     def describe(self) -> dict[str, Any]:
-        """Return what run.json says about the job."""
         task = self.task
         return {
             "kind": "train",
@@ -85,7 +83,6 @@ class TrainJob(Job):
 
     @property
     def size(self) -> str:
-        """The width, for people."""
         return f"width {self.model.width:g}"
 
     @property
@@ -101,7 +98,6 @@ class TrainJob(Job):
 
     @property
     def model_bytes(self) -> int:
-        """Bytes of the model's weights."""
         return bytes_of(self.model)
 
     def result_bytes(self) -> int:
@@ -132,7 +128,6 @@ class TrainJob(Job):
             check_slots(optimizer_slots(recipe))
 
     def check_device(self, machine: Machine, local_rank: int = 0) -> None:
-        """Refuse what this machine cannot do."""
         check_machine(machine, self.task.recipe, local_rank)
 
     def loader_processes(self, machine: Machine) -> int:

@@ -101,7 +101,6 @@ class DetectJob(Job):
     splits: Splits = field(repr=False, compare=False)
 
     def content(self) -> dict[str, Any]:
-        """Return everything that decides the result."""
         return {
             "kind": "detect",
             "format": FORMAT,
@@ -113,7 +112,6 @@ class DetectJob(Job):
         }
 
     def describe(self) -> dict[str, Any]:
-        """Return what run.json says about the job."""
         return {
             "kind": "detect",
             "backbone": self.backbone.name,
@@ -173,7 +171,6 @@ class DetectJob(Job):
         _ = self.cost  # builds it, without weights
 
     def check_device(self, machine: Machine, local_rank: int = 0) -> None:
-        """Refuse what this machine cannot do."""
         check_machine(machine, self.recipe, local_rank)
 
     def measure_scaling(self, machine: Machine) -> Scaling:  # noqa: ARG002
