@@ -289,8 +289,7 @@ def unfinished(run: Path) -> Path:
 
 
 def comparison(run: Path) -> Path:
-    setting = {"model": {"name": "x"}, "baseline_flops": 1.0}
-    change(run / "run.json", request={"setting": setting})
+    change(run / "run.json", kind="compare")
     return run
 
 
