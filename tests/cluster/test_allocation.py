@@ -249,5 +249,5 @@ def test_what_cannot_be_is_refused() -> None:
         plan_cluster(plan, 1, scaling, coupling_seconds=-1)
     with pytest.raises(PlanError, match="given for 1 levels, and the plan has 2"):
         demands_of(plan, [1], scaling)
-    with pytest.raises(PlanError, match="a batch of 48 cannot be shared by 5 devices"):
+    with pytest.raises(PlanError, match="a batch of 48 cannot be divided among 5 devices"):
         demands_of(plan, [5, 1], scaling)

@@ -24,7 +24,7 @@ import torch
 import rbdc
 from rbdc.cluster import ray_start
 from rbdc.cluster.ray_start import ray_started
-from rbdc.cluster.resources import Room, Share, check_resources, shares_of
+from rbdc.cluster.resources import ClusterResources, JobResources, check_resources, job_resources
 from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.experiments.train import Training
 from rbdc.jobs.engine import Event
@@ -238,7 +238,7 @@ def _go_on_without_lease(folder: Path, store: Path) -> None:
         ray_worker.Attempt(
             name=name,
             key=job.key,
-            share=Share(workers=1, cpus=1, gpus=0),
+            resources=JobResources(workers=1, cpus=1, gpus=0),
             threads=1,
             board=SimpleNamespace(ended=SimpleNamespace(remote=lambda: silence)),
             cwd=".",
@@ -292,7 +292,7 @@ def test_stop_signals(folder: Path, straight: Path, tmp_path: Path, drive: Drive
     process, _ = driver.until(lambda: driver.cluster.worker(_title(victim)))
     driver.until(lambda: "progress" in driver.events("1.0"))
     os.kill(process, signal.SIGTERM)
-    driver.until(lambda: "its worker was told to end" in driver.said())
+    driver.until(lambda: "its worker got a stop signal" in driver.said())
     assert list(driver.folder(victim).glob("checkpoints/step-*"))
     driver.until(lambda: driver.events("target").count("progress") > 1)
     os.kill(driver.pid, signal.SIGTERM)
@@ -385,7 +385,7 @@ def test_a_device_that_workers_do_not_have(folder: Path, tmp_path: Path, drive: 
 def test_more_than_the_cluster_has(folder: Path, tmp_path: Path, drive: Drive) -> None:
     driver = drive(small_tree(folder, **SHORT), tmp_path / "run", gpus_per_job=8)
     assert driver.finish() == 2
-    assert "a model of level 1 is to have 8 GPUs, and the cluster has 0" in driver.said()
+    assert "a model of level 1 needs 8 GPUs, and the cluster has 0" in driver.said()
     assert not list(driver.output.glob("jobs/*"))
 
 
@@ -400,7 +400,7 @@ def test_nodes_that_differ(folder: Path, tmp_path: Path, cluster: RayCluster, dr
     try:
         unseen = drive(small_tree(folder, **SHORT), hidden / "run")
         assert unseen.finish() == 2
-        assert f"does not see {hidden / 'run' / 'jobs'}" in unseen.said()
+        assert f"cannot access {hidden / 'run' / 'jobs'}" in unseen.said()
         differing = drive(small_tree(folder, **SHORT), tmp_path / "run")
         assert differing.finish() == 2
         assert "has timm 0.0.1, and here it is" in differing.said()
@@ -481,9 +481,9 @@ def test_shares_by_level(folder: Path) -> None:
 
     speeds: dict[int, Scaling] = {}
 
-    def shares(nodes: list[dict[str, Any]], **asked: Any) -> dict[str, Share]:
+    def shares(nodes: list[dict[str, Any]], **asked: Any) -> dict[str, JobResources]:
         cluster = Cluster(engine="ray", **asked)
-        found = shares_of(list(jobs.values()), levels, cluster, nodes, speeds)
+        found = job_resources(list(jobs.values()), levels, cluster, nodes, speeds)
         return {name: found[job.key] for name, job in jobs.items()}
 
     cores = shares([_node(CPU=8.0)])
@@ -491,8 +491,8 @@ def test_shares_by_level(folder: Path) -> None:
     spread = shares([_node(CPU=4.0), _node(CPU=4.0)])
     assert [spread[name].cpus for name in ("2.0", "1.0", "target")] == [2, 4, 4]
     gpus = shares([_node(CPU=64.0, GPU=8.0)], gpus_per_job=(8, 2, 1))
-    assert gpus["target"] == Share(workers=8, cpus=1 / 8, gpus=1)
-    assert gpus["1.0"].workers == 2 and gpus["2.3"] == Share(workers=1, cpus=1, gpus=1)
+    assert gpus["target"] == JobResources(workers=8, cpus=1 / 8, gpus=1)
+    assert gpus["1.0"].workers == 2 and gpus["2.3"] == JobResources(workers=1, cpus=1, gpus=1)
     assert gpus["coupling target"].workers == 1 and gpus["coupling target"].gpus == 1
 
 
@@ -513,7 +513,7 @@ def test_gpus_by_measured_speed(folder: Path) -> None:
             }
         )
         speeds = dict.fromkeys((0, 1, 2), speed)
-        found = shares_of(jobs, levels, Cluster(engine="ray"), nodes, speeds)
+        found = job_resources(jobs, levels, Cluster(engine="ray"), nodes, speeds)
         check_resources(nodes, {names[key]: share for key, share in found.items()})
         by_name = {names[key]: share for key, share in found.items()}
         chosen = [by_name[name] for name in ("2.0", "1.0", "target")]
@@ -537,23 +537,23 @@ def test_gpus_by_measured_speed(folder: Path) -> None:
 
 def test_room(folder: Path) -> None:
     gone = {"Resources": {"CPU": 8.0}, "Alive": False}
-    room = Room.of([_node(CPU=2.0, GPU=1.0), _node(CPU=2.0), gone])
-    one = Share(workers=1, cpus=1, gpus=0)
+    room = ClusterResources.of([_node(CPU=2.0, GPU=1.0), _node(CPU=2.0), gone])
+    one = JobResources(workers=1, cpus=1, gpus=0)
     assert room.holds([one] * 4) and not room.holds([one] * 5)
-    large = Share(workers=2, cpus=1, gpus=1)
+    large = JobResources(workers=2, cpus=1, gpus=1)
     assert not room.holds([large])
     jobs = [node.job for node in small_tree(folder).nodes[:4]]
     shares = {job.key: share for job, share in zip(jobs, [one, one, large, one], strict=True)}
-    assert room.first_of(jobs, shares, []) == jobs[:2]  # none is let past another
-    assert room.first_of(jobs, shares, [one] * 3) == jobs[:1]
-    assert room.first_of(jobs[2:], shares, [one]) == []
-    assert room.first_of(jobs[2:], shares, []) == jobs[2:3]  # whatever it is: Ray may know better
+    assert room.fitting(jobs, shares, []) == jobs[:2]  # none is let past another
+    assert room.fitting(jobs, shares, [one] * 3) == jobs[:1]
+    assert room.fitting(jobs[2:], shares, [one]) == []
+    assert room.fitting(jobs[2:], shares, []) == jobs[2:3]  # whatever it is: Ray may know better
 
 
 def test_shares_that_no_node_can_give() -> None:
     nodes = [_node(CPU=4.0, GPU=2.0), _node(CPU=4.0, GPU=2.0)]
-    check_resources(nodes, {"it": Share(workers=4, cpus=2, gpus=1)})
-    with pytest.raises(RunError, match="it is to have 5 GPUs, and the cluster has 4"):
-        check_resources(nodes, {"it": Share(workers=5, cpus=1, gpus=1)})
+    check_resources(nodes, {"it": JobResources(workers=4, cpus=2, gpus=1)})
+    with pytest.raises(RunError, match="it needs 5 GPUs, and the cluster has 4"):
+        check_resources(nodes, {"it": JobResources(workers=5, cpus=1, gpus=1)})
     with pytest.raises(RunError, match="1 workers with 6 CPUs each, and the nodes have"):
-        check_resources(nodes, {"it": Share(workers=1, cpus=6, gpus=0)})
+        check_resources(nodes, {"it": JobResources(workers=1, cpus=6, gpus=0)})

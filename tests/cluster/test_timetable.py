@@ -156,7 +156,7 @@ def test_what_cannot_run_is_refused() -> None:
         simulate([job, job], 2)
     with pytest.raises(PlanError, match=r"1\.0 takes nan s on 2 devices"):
         simulate([job], 2, measured={"1.0": float("nan")})
-    with pytest.raises(PlanError, match=r"child comes before its parent 1\.0"):
+    with pytest.raises(PlanError, match=r"the parent 1\.0 of child comes after it"):
         simulate([Demand(name="child", level=0, devices=1, seconds=1, parents=("1.0",)), job], 2)
     with pytest.raises(PlanError, match="there are no jobs"):
         simulate([], 2)

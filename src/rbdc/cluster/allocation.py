@@ -1,7 +1,6 @@
-"""A plan on a cluster: how many devices each level's models get, and what comes of it.
+"""Divide the devices of a cluster among the models of a plan, and simulate the result.
 
-Siblings stand side by side first, then each training is spread over several devices. Pure: a plan
-and its `Scaling` in, a `Timetable` out.
+Siblings train at the same time first. If devices are left, several train one model together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,17 +18,17 @@ STANDARD = "standard"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterPlan:
-    """A plan on a cluster, beside standard training on the same devices."""
+    """The timetable of a plan on a cluster, and of standard training on the same devices."""
 
     plan: Plan
     scaling: Scaling
     tree: Timetable
     standard: Timetable
-    """The target alone, for the plan's `baseline_epochs`."""
+    """Timetable of the target alone, for the plan's `baseline_epochs`."""
 
     @property
     def allocation(self) -> tuple[int, ...]:
-        """Devices of each model, by level, the target first."""
+        """Devices per model, by level, the target first."""
         return tuple(row.devices for row in self.tree.rows)
 
     @property
@@ -38,7 +37,7 @@ class ClusterPlan:
 
     @property
     def device_ratio(self) -> float:
-        """Of device-seconds at work."""
+        """Device-seconds of the plan divided by those of standard training, without idle time."""
         return self.tree.device_seconds / self.standard.device_seconds
 
     def to_json(self) -> dict[str, Any]:
@@ -55,10 +54,10 @@ class ClusterPlan:
 def plan_cluster(
     plan: Plan, devices: int, scaling: Scaling, *, coupling_seconds: float = 0.0
 ) -> ClusterPlan:
-    """The plan's timetable on so many devices, and standard training's.
+    """Return the timetables of the plan and of standard training on this many devices.
 
-    Tried are the allocations that suit every smaller number of devices too: so more devices never
-    make it slower. `coupling_seconds` passes before each training that begins with a coupling.
+    Also try the best allocation for every smaller number of devices, so that adding a device never
+    makes a plan slower. `coupling_seconds` is the time before each training of a coupled model.
     """
     _check_devices(devices)
     if not (isfinite(coupling_seconds) and coupling_seconds >= 0):
@@ -75,10 +74,10 @@ def plan_cluster(
 
 
 def allocate(plan: Plan, devices: int, scaling: Scaling) -> tuple[int, ...]:
-    """Devices of each model, by level, the target first: what ends soonest level by level.
+    """Return the devices per model, by level, target first, with which each level finishes first.
 
-    Siblings train side by side as far as there are devices. It may still end sooner to spread each
-    over more of them and have fewer at a time: 4 leaves on 3 devices, each on all 3, wait for none.
+    Usually as many siblings as possible train at once. It can be faster to train fewer at once, on
+    more devices each: 4 leaves on 3 devices finish first if each trains on all 3.
     """
     _check_devices(devices)
     levels = [_Level(stage, plan, devices, scaling, 0.0) for stage in plan.stages]
@@ -86,10 +85,10 @@ def allocate(plan: Plan, devices: int, scaling: Scaling) -> tuple[int, ...]:
 
 
 def soonest(models: int, seconds: Mapping[int, float], devices: int) -> int:
-    """The number of devices of each model with which so many models end soonest.
+    """Return the devices per model with which `models` equal models finish first.
 
-    `seconds` are what one takes on each number of devices that can share it. Of equals, that which
-    costs fewest device-seconds.
+    `seconds` is the time of one model by its number of devices. If several numbers are equally
+    fast, return the one with the fewest device-seconds.
     """
 
     def cost(size: int) -> tuple[float, float]:
@@ -102,7 +101,7 @@ def soonest(models: int, seconds: Mapping[int, float], devices: int) -> int:
 def demands_of(
     plan: Plan, allocation: Sequence[int], scaling: Scaling, *, coupling_seconds: float = 0.0
 ) -> list[Demand]:
-    """The plan's jobs, to `simulate`: so many devices for each model of a level, target first."""
+    """Return the plan's jobs for `simulate`. `allocation` is devices per model, target first."""
     if len(allocation) != len(plan.stages):
         raise PlanError(
             f"devices are given for {len(allocation)} levels, and the plan has {len(plan.stages)}",
@@ -116,14 +115,14 @@ def demands_of(
     for level, size in zip(levels, sizes, strict=True):
         if size not in level.seconds:
             raise PlanError(
-                f"a batch of {scaling.batch_size} cannot be shared by {size} devices",
-                "Choose a batch that is a multiple of twice the devices, or other devices.",
+                f"a batch of {scaling.batch_size} cannot be divided among {size} devices",
+                "Choose a batch size that is a multiple of twice the devices, or fewer devices.",
             )
     return _demands(levels, sizes, "target")
 
 
 class _Level:
-    """What one level's models take on every number of devices that can share one of them."""
+    """The training time of one level's models, by the number of devices per model."""
 
     def __init__(
         self, stage: Stage, plan: Plan, devices: int, scaling: Scaling, coupling_seconds: float
@@ -142,7 +141,7 @@ class _Level:
 
     @property
     def least_work(self) -> float:
-        """Device-seconds of the whole level at least."""
+        """Fewest device-seconds in which all models of the level can be trained."""
         return self.stage.models * min(size * s for size, s in self.seconds.items())
 
     def best_size(self, devices: int) -> int:
@@ -150,10 +149,10 @@ class _Level:
 
 
 def _best(levels: Sequence[_Level], devices: int, target: str = "target") -> Timetable:
-    """The shortest of the timetables by `allocate` on so many devices and on fewer of them.
+    """Return the shortest timetable on this number of devices or fewer.
 
-    What is tried on G devices is also tried on more: that makes it monotone. Only counts that whole
-    groups fill are tried; at others no allocation changes.
+    Everything tried for G devices is also tried for more, so adding a device never makes it slower.
+    Only multiples of a group size are tried: between them, no allocation changes.
     """
     models, sizes = max(level.stage.models for level in levels), levels[0].seconds
     counts = {size * side for size in sizes for side in range(1, models + 1)}
@@ -163,7 +162,7 @@ def _best(levels: Sequence[_Level], devices: int, target: str = "target") -> Tim
         taken = list(zip(levels, chosen, strict=True))
         path = sum(level.seconds[size] for level, size in taken)
         work = sum(level.stage.models * size * level.seconds[size] for level, size in taken)
-        if max(path, work / count) >= shortest:  # it cannot be shorter
+        if max(path, work / count) >= shortest:  # its lower bound is not shorter
             continue
         found = simulate(_demands(levels, chosen, target), count)
         if found.makespan_seconds < shortest:
@@ -178,7 +177,7 @@ def _best(levels: Sequence[_Level], devices: int, target: str = "target") -> Tim
 
 
 def _demands(levels: Sequence[_Level], sizes: Sequence[int], target: str) -> list[Demand]:
-    """The tree as tree.nodes names it, leaves first: neighbours in pairs are parents."""
+    """Return the jobs with their names in the tree, leaves first. Adjacent pairs are parents."""
     demands: list[Demand] = []
     below: list[str] = []
     for level, size in zip(levels, sizes, strict=True):

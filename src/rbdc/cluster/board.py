@@ -1,30 +1,32 @@
-"""Between a driver on a Ray cluster and its workers: progress one way, the wish to stop the other.
+"""The actor between a driver and its workers on a Ray cluster.
 
-The actor's process imports only this, and needs nothing of ours.
+Workers post their progress, and the driver requests a stop. The actor's process imports only this
+module, which needs nothing but the standard library.
 """
 
 import asyncio
 
 
 class Board:
-    """Where workers pin what they have to tell, and wait to hear that they should stop."""
+    """A message board: workers post progress, and wait for a request to stop."""
 
     def __init__(self) -> None:
         self.notes: list[tuple[str, bytes]] = []
         self.stop = asyncio.Event()
 
-    async def pin(self, attempt: str, note: bytes) -> None:
+    async def post(self, attempt: str, note: bytes) -> None:
+        """Store the progress of an attempt."""
         self.notes.append((attempt, note))
 
     async def take(self) -> list[tuple[str, bytes]]:
-        """Everything that was pinned since the last time."""
+        """Return and forget everything that was posted since the last call."""
         notes, self.notes = self.notes, []
         return notes
 
     async def end(self) -> None:
-        """Tell everyone to stop."""
+        """Request all workers to stop."""
         self.stop.set()
 
     async def ended(self) -> bool:
-        """Answers when everyone is to stop, and not before."""
+        """Return when a stop is requested, and not before."""
         return await self.stop.wait()

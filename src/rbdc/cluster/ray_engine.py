@@ -1,11 +1,11 @@
 """The engine that runs jobs on a Ray cluster.
 
-Jobs become Ray tasks, or groups of Ray Train where several processes train one model. Ray finds
-them a place, starts and ends their processes. What is ours: a job whose worker or node is lost is
-given out again, so and so often, and goes on from its last checkpoint in the store.
+A job is a Ray task, or a Ray Train group if several processes train one model. Ray chooses the
+nodes, and starts and ends the processes. If a worker or a node is lost, this engine submits the job
+again, up to the given number of retries. The job then resumes from its last checkpoint.
 
-There is one driver, and the run's folder is locked while it lives. When it dies, Ray ends what it
-started; the next one finds in the store what is done, and goes on with the rest.
+There is one driver, and the run's folder is locked while it runs. If it dies, Ray ends its tasks.
+The next driver reads from the store which jobs are finished, and runs the others.
 """
 
 import pickle
@@ -21,7 +21,13 @@ from typing import Any
 
 from rbdc.cluster.board import Board
 from rbdc.cluster.ray_start import check_nodes, ray_started
-from rbdc.cluster.resources import Nodes, Room, Share, check_resources, shares_of
+from rbdc.cluster.resources import (
+    ClusterResources,
+    JobResources,
+    Nodes,
+    check_resources,
+    job_resources,
+)
 from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.jobs.engine import Event, Ledger, Watcher, stop_requested
 from rbdc.jobs.job import Context, Job
@@ -30,17 +36,17 @@ from rbdc.plan import Scaling
 from rbdc.settings import Cluster
 
 POLL_SECONDS, NODES_SECONDS = 0.5, 2.0
-BOARD_SECONDS = 10  # for an answer, before the next question
-SAVE_SECONDS = 60  # for those still at it, when everything ends with an error
+BOARD_SECONDS = 10  # timeout of a call to the board
+SAVE_SECONDS = 60  # time that running jobs have to save, if the engine ends with an error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RayEngine:
-    """Jobs on a Ray cluster, each with its share of it."""
+    """Run jobs on a Ray cluster, each with its own resources."""
 
     cluster: Cluster
     levels: Mapping[str, int]
-    """Of each job, by key; 0 is the target's."""
+    """Level of each job, by key; 0 is the target's."""
 
     def run(self, jobs: Sequence[Job], context: Context, watch: Watcher) -> None:
         """Run the jobs on the cluster; start or join it first."""
@@ -53,50 +59,50 @@ class RayEngine:
         if not ledger.unfinished:
             ledger.close()
             return
-        # Given to Ray once: jobs share their data, which may be large.
+        # Put into the object store once: all jobs use the same data, which may be large.
         store = Store(context.store.root.resolve())
         packed = pickle.dumps((ledger.unfinished, replace(context, store=store)))
         with ray_started(self.cluster.address, len(packed)) as ray, stop_requested() as stopped:
             given = ray.put(packed)
             nodes = check_nodes(ray, store.root)
-            shares = self._checked(ray, nodes, list(ledger.unfinished.values()), context, given)
-            foreman = _Foreman(ray, self.cluster, ledger, shares, given, context.machine)
-            foreman.run(stopped)
+            resources = self._checked(ray, nodes, list(ledger.unfinished.values()), context, given)
+            scheduler = _Scheduler(ray, self.cluster, ledger, resources, given, context.machine)
+            scheduler.run(stopped)
             if stopped():
                 raise Interrupted("stopped")
         ledger.close()
 
     def _checked(
         self, ray: Any, nodes: Nodes, jobs: Sequence[Job], context: Context, packed: Any
-    ) -> dict[str, Share]:
+    ) -> dict[str, JobResources]:
         """Return the resources of each job, once the cluster is known to have them."""
         machine = context.machine
         trainings = [job for job in jobs if job.trains]
-        on_gpu = Room.of(nodes).gpus > 0 and machine.device in ("auto", "cuda")
-        speeds = self._looked_at(ray, trainings, packed, on_gpu=on_gpu)
-        shares = shares_of(jobs, self.levels, self.cluster, nodes, speeds)
+        on_gpu = ClusterResources.of(nodes).gpus > 0 and machine.device in ("auto", "cuda")
+        speeds = self._probe(ray, trainings, packed, on_gpu=on_gpu)
+        resources = job_resources(jobs, self.levels, self.cluster, nodes, speeds)
         names = {job.key: f"a model of level {self.levels[job.key]}" for job in trainings}
-        check_resources(nodes, {name: shares[key] for key, name in names.items()})
+        check_resources(nodes, {name: resources[key] for key, name in names.items()})
         for job in trainings:  # a batch must divide among the processes
-            if (workers := shares[job.key].workers) > 1:
+            if (workers := resources[job.key].workers) > 1:
                 job.check(machine, workers)
-        return shares
+        return resources
 
-    def _looked_at(
+    def _probe(
         self, ray: Any, trainings: Sequence[Job], packed: Any, *, on_gpu: bool
     ) -> dict[int, Scaling]:
         """Check on a worker that jobs can run; measure their speed where it decides the GPUs."""
-        from rbdc.cluster.ray_worker import look
+        from rbdc.cluster.ray_worker import probe
 
         first = {self.levels[job.key]: job.key for job in reversed(trainings)}
         measured = first if on_gpu and not self.cluster.gpus_per_job else {}
-        asked = ray.remote(look).options(num_gpus=int(on_gpu), max_retries=self.cluster.retries)
+        asked = ray.remote(probe).options(num_gpus=int(on_gpu), max_retries=self.cluster.retries)
         try:
             answer = ray.get(asked.remote(packed, measured, str(Path.cwd())))
         except ray.exceptions.RayError as error:
             reason = " ".join(str(error).split())[-300:]
             raise RunError(
-                f"a worker could not be looked at: {reason}", "See Ray's logs on its node."
+                f"a worker could not be checked: {reason}", "See Ray's logs on its node."
             ) from None
         if isinstance(answer, RbdcError):
             raise answer
@@ -104,23 +110,23 @@ class RayEngine:
         return found
 
 
-class _Foreman:
-    """Gives out what is ready, listens, and gives out again what was lost."""
+class _Scheduler:
+    """Submit jobs that are ready, report their progress, and submit lost jobs again."""
 
     def __init__(
         self,
         ray: Any,
         cluster: Cluster,
         ledger: Ledger,
-        shares: Mapping[str, Share],
+        resources: Mapping[str, JobResources],
         packed: Any,
         machine: Any,
     ) -> None:
         from rbdc.cluster import ray_worker
 
-        self.ray, self.cluster, self.ledger, self.shares = ray, cluster, ledger, shares
+        self.ray, self.cluster, self.ledger, self.resources = ray, cluster, ledger, resources
         self.packed, self.machine = packed, machine
-        self.ways = {1: ray.remote(ray_worker.work), 2: ray.remote(ray_worker.lead)}
+        self.ways = {1: ray.remote(ray_worker.run_alone), 2: ray.remote(ray_worker.run_group)}
         self.attempt = ray_worker.Attempt
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
@@ -130,19 +136,20 @@ class _Foreman:
             .options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
             .remote()
         )
-        self.running: dict[Any, Any] = {}  # what Ray will answer with -> the attempt
-        self.room = Room.of(ray.nodes())
-        self.begun: dict[str, str] = {}  # names of attempts that are under way -> their nodes
+        self.running: dict[Any, Any] = {}  # the attempt of each object reference
+        self.room = ClusterResources.of(ray.nodes())
+        self.begun: dict[str, str] = {}  # the node of each attempt that has begun, by name
         self.looked = time.monotonic()
         self.lost: Counter[str] = Counter()
 
     def run(self, stopped: Callable[[], bool]) -> None:
+        """Run all jobs. When `stopped` returns True, wait until running jobs have saved."""
         try:
             while True:
                 if stopped():
                     self._stop()
                 else:
-                    self._give_out_what_fits()
+                    self._submit_what_fits()
                 if not self.running:
                     return
                 done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=POLL_SECONDS)
@@ -150,52 +157,52 @@ class _Foreman:
                 for ref in done:
                     self._settle(ref, self.running.pop(ref), stopped())
                 if not stopped() and time.monotonic() - self.looked > NODES_SECONDS:
-                    self._look_after_nodes()
+                    self._check_nodes()
         finally:
-            if self.running:  # an error of ours: who is still at it saves, and ends
+            if self.running:  # an error in this process: let running jobs save and end
                 self._stop()
                 self.ray.wait(
                     list(self.running), num_returns=len(self.running), timeout=SAVE_SECONDS
                 )
 
-    def _give_out_what_fits(self) -> None:
+    def _submit_what_fits(self) -> None:
         """Submit only what fits.
 
         Ray runs tasks first-in first-out, so a later job that others depend on would starve.
         """
-        given = [attempt.share for attempt in self.running.values()]
-        for job in self.room.first_of(self.ledger.ready(), self.shares, given):
+        given = [attempt.resources for attempt in self.running.values()]
+        for job in self.room.fitting(self.ledger.ready(), self.resources, given):
             self.ledger.take(job)
-            self._give_out(job)
+            self._submit(job)
 
     def _job(self, attempt: Any) -> Job:
         return self.ledger.unfinished[attempt.key]
 
-    def _give_out(self, job: Job) -> None:
-        share = self.shares[job.key]
-        threads = self.machine.threads or (0 if share.gpus else max(1, int(share.cpus)))
+    def _submit(self, job: Job) -> None:
+        resources = self.resources[job.key]
+        threads = self.machine.threads or (0 if resources.gpus else max(1, int(resources.cpus)))
         attempt = self.attempt(
             name=uuid.uuid4().hex,
             key=job.key,
-            share=share,
+            resources=resources,
             threads=threads,
             board=self.board,
             cwd=str(Path.cwd()),
         )
-        alone = share.workers == 1
+        alone = resources.workers == 1
         task = self.ways[1 if alone else 2].options(
             name=f"{job.label}-{job.key[:8]}",
-            num_cpus=share.cpus if alone else 0,  # a group has its own
-            num_gpus=share.gpus if alone else 0,
-            max_retries=0,  # Ray would count some losses, and try for ever after others
+            num_cpus=resources.cpus if alone else 0,  # the workers of a group have their own
+            num_gpus=resources.gpus if alone else 0,
+            max_retries=0,  # Ray counts only some losses, and retries forever after others
         )
         self.running[task.remote(attempt, self.packed)] = attempt
 
     def _stop(self) -> None:
-        with suppress(self.ray.exceptions.RayError):  # it is asked again
+        with suppress(self.ray.exceptions.RayError):  # the next iteration tries again
             self.ray.get(self.board.end.remote(), timeout=BOARD_SECONDS)
         for ref, attempt in self.running.items():
-            if attempt.name not in self.begun:  # it waits for room, and need not begin
+            if attempt.name not in self.begun:  # it waits for resources and need not begin
                 self.ray.cancel(ref)
 
     def _listen(self) -> None:
@@ -203,7 +210,7 @@ class _Foreman:
         try:
             notes = self.ray.get(self.board.take.remote(), timeout=BOARD_SECONDS)
         except self.ray.exceptions.RayError:
-            return  # Ray starts it again if it died; what it had is told again soon
+            return  # Ray restarts a dead board, and workers post again soon
         for name, note in notes:
             if name in under_way:
                 node, progress = pickle.loads(note)
@@ -215,20 +222,20 @@ class _Foreman:
     def _begin(self, name: str, job: Job, node: str = "") -> None:
         if name not in self.begun:
             self.begun[name] = node
-            devices = str(self.shares[job.key])
+            devices = str(self.resources[job.key])
             self.ledger.watch(Event(kind="started", key=job.key, devices=devices))
 
-    def _look_after_nodes(self) -> None:
-        """A node that Ray has given up may hang, with its workers: they would never answer."""
+    def _check_nodes(self) -> None:
+        """Submit the jobs of dead nodes again. Workers of a node that hangs would never answer."""
         self.looked = time.monotonic()
         nodes = self.ray.nodes()
-        self.room = Room.of(nodes)
+        self.room = ClusterResources.of(nodes)
         dead = {node["NodeID"] for node in nodes if not node["Alive"]}
         for ref, attempt in list(self.running.items()):
-            if attempt.share.workers == 1 and self.begun.get(attempt.name) in dead:
+            if attempt.resources.workers == 1 and self.begun.get(attempt.name) in dead:
                 del self.running[ref]
                 self.ray.cancel(ref, force=True)
-                self._give_out_again(self._job(attempt), "its node was given up")
+                self._resubmit(self._job(attempt), "its node was declared dead")
 
     def _settle(self, ref: Any, attempt: Any, stopping: bool) -> None:
         errors, job = self.ray.exceptions, self._job(attempt)
@@ -236,7 +243,7 @@ class _Foreman:
             outcome = self.ray.get(ref)
         except errors.RayTaskError:
             if not stopping:
-                raise  # a mistake in this program
+                raise  # a bug in this program
             return
         except errors.RayError as error:
             lost = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -248,17 +255,17 @@ class _Foreman:
             if outcome.error is not None:
                 self.ledger.failed(job, outcome.error)
                 return
-            lost = outcome.lost or "its worker was told to end"
+            lost = outcome.lost or "its worker got a stop signal"
         if not stopping:
-            self._give_out_again(job, lost)
+            self._resubmit(job, lost)
 
-    def _give_out_again(self, job: Job, reason: str) -> None:
+    def _resubmit(self, job: Job, reason: str) -> None:
         self.lost[job.key] += 1
         times = self.lost[job.key]
         problem = f"{job.label}-{job.key[:16]} lost its worker {times} times: {reason}"
         if times > self.cluster.retries:
-            remedy = "The last checkpoint is kept: give the same command to go on from there."
+            remedy = "The last checkpoint is kept: run the same command to resume from it."
             self.ledger.failed(job, RunError(problem, remedy))
             return
-        warnings.warn(f"{problem}; it goes on from its last checkpoint", stacklevel=2)
-        self._give_out(job)
+        warnings.warn(f"{problem}; it resumes from its last checkpoint", stacklevel=2)
+        self._submit(job)

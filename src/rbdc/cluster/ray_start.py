@@ -1,6 +1,6 @@
-"""Ray, started on this machine or joined, and everything about it that can be known to be wrong.
+"""Start or join a Ray cluster, and check its nodes.
 
-What runs on a node here (`look_around`) needs nothing but the standard library.
+`probe_node`, which runs on the nodes, needs nothing but the standard library.
 """
 
 import importlib.util
@@ -20,18 +20,19 @@ from typing import Any
 
 from rbdc.errors import RunError
 
-ANSWER_SECONDS = 20  # for an address to answer
-NODE_SECONDS = 180  # for a process to start on a node; a busy one needs its time
-STORE_BYTES = 80 << 20  # the least that Ray takes
+ANSWER_SECONDS = 20  # timeout of an address
+NODE_SECONDS = 180  # timeout for a process to start on a node, which may be busy
+STORE_BYTES = 80 << 20  # the smallest size that Ray allows
 PACKAGES = ("rbdc", "torch", "timm")
 
 
 @contextmanager
 def ray_started(address: str | None, memory: int = 0) -> Iterator[Any]:
-    """The `ray` module, connected: to the cluster at `address`, or to one that lives as long as
-    this does, on this machine, for nobody else. A connection that is already there is used.
+    """Connect to the cluster at `address`, and yield the `ray` module.
 
-    `memory` is how many bytes will be put into its object store.
+    Without an address, start a private cluster on this machine that ends with the context. An
+    existing connection is used. `memory` is the size in bytes of what will be put into the object
+    store.
     """
     imported = sys.modules.get("ray")
     if imported is not None and imported.is_initialized():
@@ -44,12 +45,14 @@ def ray_started(address: str | None, memory: int = 0) -> Iterator[Any]:
 @contextmanager
 def _local(memory: int) -> Iterator[Any]:
     if sys.modules.get("ray") and _PRIVATE.items() - os.environ.items():
-        raise RunError(  # it reads them when it is imported
-            "ray was imported before it could be told to listen to this machine only",
+        raise RunError(  # Ray reads these variables when it is imported
+            "ray was imported before it could be restricted to this machine",
             "Leave the import out, or call ray.init yourself.",
         )
     os.environ |= _PRIVATE
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else it is left in a file
+    os.environ.setdefault(
+        "RAY_AUTH_TOKEN", secrets.token_hex(32)
+    )  # otherwise Ray writes it to a file
     ray = _import_ray()
     folder = tempfile.mkdtemp(prefix="rbdc-ray-")
     try:
@@ -79,8 +82,8 @@ def _joined(address: str) -> Iterator[Any]:
 
 
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-# Where Ray thinks of no cluster it binds 127.0.0.1 alone; elsewhere, whatever address it is told,
-# it listens to the network. And of this machine's users, only one may connect: the token's.
+# With the first variable set to 0, Ray binds 127.0.0.1 only; otherwise it listens on the network,
+# whatever address it is given. The token keeps other users of this machine out.
 _PRIVATE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 
 
@@ -96,8 +99,10 @@ def _check_installed() -> None:
 
 
 def _check_address(address: str) -> None:
-    """Join in a process of its own first: where nothing, or something else, answers, Ray waits
-    for minutes and may end the process."""
+    """Check an address by joining from a separate process first.
+
+    If no Ray cluster answers, Ray waits for minutes and may end the process.
+    """
     until = time.monotonic() + ANSWER_SECONDS
     host, colon, port = address.rpartition(":")
     if address != "auto":
@@ -123,8 +128,8 @@ def _check_address(address: str) -> None:
     except subprocess.TimeoutExpired:
         raise _no_cluster(address, f"no answer within {ANSWER_SECONDS} s") from None
     if tried.returncode:
-        said = tried.stderr.strip().splitlines()
-        raise _no_cluster(address, said[-1] if said else f"exit code {tried.returncode}")
+        output = tried.stderr.strip().splitlines()
+        raise _no_cluster(address, output[-1] if output else f"exit code {tried.returncode}")
 
 
 def _no_cluster(address: str, reason: str) -> RunError:
@@ -135,7 +140,7 @@ def _no_cluster(address: str, reason: str) -> RunError:
 
 
 def check_nodes(ray: Any, store: Path) -> list[dict[str, Any]]:
-    """Every node's resources, once each has seen this store and has these versions."""
+    """Return the living nodes. Refuse one that cannot access the store or has other versions."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     token = secrets.token_hex(8)
     ours = f".ray-{token}"
@@ -144,7 +149,7 @@ def check_nodes(ray: Any, store: Path) -> list[dict[str, Any]]:
     try:
         (store / ours).write_text(token)
         asked = {
-            ray.remote(look_around)
+            ray.remote(probe_node)
             .options(num_cpus=0, max_retries=2, scheduling_strategy=affinity(node["NodeID"], False))
             .remote(str(store), ours, node["NodeID"]): node
             for node in nodes
@@ -163,30 +168,30 @@ def _check_node(ray: Any, node: Mapping[str, Any], answer: Any, store: Path, our
     try:
         if answer is None:
             raise RunError(f"the node {where} does not answer", "Take it out of the cluster.")
-        told = ray.get(answer)
+        found = ray.get(answer)
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
         raise RunError(
-            f"nothing can be run on the node {where}: {reason}",
+            f"the node {where} cannot run anything: {reason}",
             "Install rbdc there, the same version as here.",
         ) from None
     theirs = store / f"{ours}-{node['NodeID']}"
-    if not (told["saw"] and theirs.exists()):
+    if not (found["saw"] and theirs.exists()):
         raise RunError(
-            f"the node {where} does not see {store}"
-            + (f": {told['error']}" if told["error"] else ""),
-            "Give an --output in a folder that every node shares, at the same path.",
+            f"the node {where} cannot access {store}"
+            + (f": {found['error']}" if found["error"] else ""),
+            "Give an --output in a folder that every node can access at the same path.",
         )
     for name, here in versions().items():
-        if told["versions"][name] != here:
+        if found["versions"][name] != here:
             raise RunError(
-                f"the node {where} has {name} {told['versions'][name]}, and here it is {here}",
+                f"the node {where} has {name} {found['versions'][name]}, and here it is {here}",
                 "Install the same versions everywhere.",
             )
 
 
-def look_around(store: str, ours: str, node: str) -> dict[str, Any]:
-    """On a node: whether the store can be read and written, and the versions it has."""
+def probe_node(store: str, ours: str, node: str) -> dict[str, Any]:
+    """Return, on a node, whether it can read and write the store, and its versions."""
     error = ""
     try:
         saw = (Path(store) / ours).read_text() == ours.removeprefix(".ray-")
@@ -197,7 +202,7 @@ def look_around(store: str, ours: str, node: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that has to be the same on all machines."""
+    """Return the versions of everything that must be the same on all machines."""
     found = {"Python": sys.version.split()[0]}
     for name in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""A job on a Ray cluster, as its workers see it."""
+"""Run a job in the worker processes of a Ray cluster."""
 
 import os
 import pickle
@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from rbdc.cluster.resources import Share
+from rbdc.cluster.resources import JobResources
 from rbdc.disk import write_text
 from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.jobs.engine import stop_requested
@@ -23,36 +23,36 @@ from rbdc.jobs.layout import LEASE
 from rbdc.plan import Scaling
 from rbdc.training import Progress, join_world
 
-LISTEN_SECONDS, TELL_SECONDS = 0.5, 2.0
-GROUP = ".ray-train"  # what Ray Train leaves in a job's folder, until the job ends
+LISTEN_SECONDS, REPORT_SECONDS = 0.5, 2.0
+GROUP = ".ray-train"  # Ray Train's files in a job's folder, deleted when the job ends
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """One try at a job: who tries, for whom, with what."""
+    """One attempt at a job, with its resources."""
 
     name: str
     key: str
     """Key of the job."""
-    share: Share
+    resources: JobResources
     threads: int
-    """Of each process; 0 is torch's choice."""
+    """CPU threads of each process; 0 for torch's default."""
     board: Any
     cwd: str
-    """Of the driver: relative paths are meant to be there."""
+    """Working directory of the driver, to which paths are relative."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of an attempt. Without anything, its worker was told to stop and has saved."""
+    """The outcome of an attempt. If all fields are empty, it was stopped and has saved."""
 
     result: dict[str, Any] | None = None
     error: RbdcError | None = None
     lost: str = ""
-    """Why it ended through no fault of the job."""
+    """Reason of an end that the job did not cause, such as a lost worker."""
 
 
-def look(packed: bytes, measured: Mapping[int, str], cwd: str) -> dict[int, Scaling] | RbdcError:
+def probe(packed: bytes, measured: Mapping[int, str], cwd: str) -> dict[int, Scaling] | RbdcError:
     """Check that the jobs can run on this machine, and measure how fast some of them train.
 
     `measured` are keys of jobs, by level. Returns the error where one cannot run.
@@ -68,38 +68,39 @@ def look(packed: bytes, measured: Mapping[int, str], cwd: str) -> dict[int, Scal
         return error
 
 
-def work(attempt: Attempt, packed: bytes) -> Outcome:
-    """Run the job in this process. A stop signal to it is obeyed like one to the driver."""
+def run_alone(attempt: Attempt, packed: bytes) -> Outcome:
+    """Run the job in this process. A stop signal to this process also stops the job."""
     job, context = _begin(attempt, packed)
     _take_lease(attempt, context.store.folder(job))
     with stop_requested() as signalled:
         return _outcome(attempt, job, context, signalled)
 
 
-def lead(attempt: Attempt, packed: bytes) -> Outcome:
-    """Let a torch group of Ray Train do the job, and wait for it. This process only waits."""
+def run_group(attempt: Attempt, packed: bytes) -> Outcome:
+    """Run the job in a group of processes of Ray Train, and wait for it."""
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
     from ray import train
     from ray.train.torch import TorchConfig, TorchTrainer
 
     job, context = _begin(attempt, packed)
-    folder, share = context.store.folder(job), attempt.share
+    folder, resources = context.store.folder(job), attempt.resources
     _take_lease(attempt, folder)
     trainer = TorchTrainer(
-        follow,
+        run_rank,
         train_loop_config={"attempt": attempt, "packed": packed},
-        torch_config=TorchConfig(backend="nccl" if share.gpus else "gloo"),
+        torch_config=TorchConfig(backend="nccl" if resources.gpus else "gloo"),
         scaling_config=train.ScalingConfig(
-            num_workers=share.workers,
-            use_gpu=bool(share.gpus),
-            resources_per_worker={"CPU": share.cpus} | ({"GPU": share.gpus} if share.gpus else {}),
+            num_workers=resources.workers,
+            use_gpu=bool(resources.gpus),
+            resources_per_worker={"CPU": resources.cpus}
+            | ({"GPU": resources.gpus} if resources.gpus else {}),
         ),
         run_config=train.RunConfig(name=attempt.name, storage_path=str(folder / GROUP)),
     )
     try:
-        trainer.fit()  # Ray Train saves nothing and tries once: checkpoints and retries are ours
+        trainer.fit()  # without Ray Train's checkpoints and retries: the engine has its own
     except train.WorkerGroupError as error:
-        return _blame(list(error.worker_failures.values()))
+        return _first_failure(list(error.worker_failures.values()))
     except train.TrainingFailedError as error:
         return Outcome(lost=_last_line(error))
     finally:
@@ -107,8 +108,8 @@ def lead(attempt: Attempt, packed: bytes) -> Outcome:
     return Outcome(result=context.store.result(job))
 
 
-def follow(config: dict[str, Any]) -> None:
-    """One process of a group. Ray Train has joined them already."""
+def run_rank(config: dict[str, Any]) -> None:
+    """Run one process of a group. Ray Train has initialised its process group."""
     attempt: Attempt = config["attempt"]
     job, context = _begin(attempt, config["packed"])
     world = join_world(context.machine.device)
@@ -125,7 +126,7 @@ def _begin(attempt: Attempt, packed: bytes) -> tuple[Job, Context]:
 
 
 def _unpacked(packed: bytes, cwd: str) -> tuple[dict[str, Job], Context]:
-    with suppress(OSError):  # another machine may not have it
+    with suppress(OSError):  # the folder may not exist on this machine
         os.chdir(cwd)
     jobs, context = pickle.loads(packed)
     return jobs, context
@@ -162,7 +163,7 @@ def _take_lease(attempt: Attempt, folder: Path) -> None:
 
 
 class _Listener:
-    """Answer whether to stop: called at every step, looked up now and then."""
+    """Return whether to stop. Called at every step, it checks every LISTEN_SECONDS."""
 
     def __init__(self, attempt: Attempt, lease: Path) -> None:
         self.attempt, self.lease = attempt, lease
@@ -170,24 +171,24 @@ class _Listener:
         self.looked, self.stop = time.monotonic(), False
 
     def _ask(self) -> Future[bool]:
-        # Not ray.wait, not even for no time: Ray takes a task that waits for blocked, and gives its
-        # cores to another one.
+        # Not ray.wait, even with a timeout of 0: Ray treats a waiting task as blocked, and gives
+        # its cores to another task.
         answer: Future[bool] = self.attempt.board.ended.remote().future()
         return answer
 
     def __call__(self) -> bool:
         if time.monotonic() - self.looked > LISTEN_SECONDS:
             self._check_lease()
-            self.stop = self.stop or self._told_to_stop()
+            self.stop = self.stop or self._stop_requested()
             self.looked = time.monotonic()
         return self.stop
 
-    def _told_to_stop(self) -> bool:
+    def _stop_requested(self) -> bool:
         if not self.answer.done():
             return False
         try:
             return bool(self.answer.result())
-        except RayActorError:  # the board fell off the wall; Ray hangs up another
+        except RayActorError:  # the board died; Ray restarts it
             self.answer = self._ask()
             return False
 
@@ -196,7 +197,7 @@ class _Listener:
             holder = self.lease.read_text()
         except FileNotFoundError:
             holder = "nobody, for it is finished"
-        except OSError:  # the disk is away for a moment: saving would say so
+        except OSError:  # the disk is unavailable; if it stays so, saving fails
             return
         if holder != self.attempt.name:
             raise RunError(
@@ -206,24 +207,24 @@ class _Listener:
 
 
 class _Reporter:
-    """Progress, passed on now and then, and never waited for."""
+    """Post progress to the board every REPORT_SECONDS, without waiting for it."""
 
     def __init__(self, attempt: Attempt) -> None:
-        self.attempt, self.told = attempt, time.monotonic()
+        self.attempt, self.reported = attempt, time.monotonic()
         self.node = ray.get_runtime_context().get_node_id()
-        self._pin(None)  # it has begun
+        self._post(None)  # report that the attempt has begun
 
     def __call__(self, progress: Progress) -> None:
-        if progress.scores is not None or time.monotonic() - self.told > TELL_SECONDS:
-            self.told = time.monotonic()
-            self._pin(progress)
+        if progress.scores is not None or time.monotonic() - self.reported > REPORT_SECONDS:
+            self.reported = time.monotonic()
+            self._post(progress)
 
-    def _pin(self, progress: Progress | None) -> None:
-        self.attempt.board.pin.remote(self.attempt.name, pickle.dumps((self.node, progress)))
+    def _post(self, progress: Progress | None) -> None:
+        self.attempt.board.post.remote(self.attempt.name, pickle.dumps((self.node, progress)))
 
 
-def _blame(failures: list[Exception]) -> Outcome:
-    """One of a group failed, and the others failed for want of it: who was first?"""
+def _first_failure(failures: list[Exception]) -> Outcome:
+    """Return the outcome of a failed group: the error of the process that failed first."""
     for error in failures:
         if isinstance(error, RbdcError):
             return Outcome(error=error)

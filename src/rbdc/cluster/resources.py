@@ -1,4 +1,4 @@
-"""What each job gets of a cluster's CPUs and GPUs."""
+"""The CPUs and GPUs of each job on a cluster."""
 
 import json
 from collections import Counter
@@ -12,69 +12,75 @@ from rbdc.jobs.job import Job
 from rbdc.plan import Scaling
 from rbdc.settings import Cluster
 
-Nodes = Sequence[Mapping[str, Any]]  # as Ray describes them
+Nodes = Sequence[Mapping[str, Any]]  # as returned by ray.nodes()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """What one process of a job may use."""
+class JobResources:
+    """The resources of one job: its processes, and the CPUs and GPUs of each."""
 
     workers: int
-    """Processes of the job."""
+    """Number of processes of the job."""
     cpus: float
+    """CPUs of each process."""
     gpus: float
+    """GPUs of each process."""
 
     def __str__(self) -> str:
-        """Of all of them."""
+        """Return the GPUs, or else the CPUs, of all processes together."""
         count, kind = (self.gpus, "GPU") if self.gpus else (self.cpus, "CPU")
         return f"{self.workers * count:g} {kind}{'s' if self.workers * count > 1 else ''}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Room:
-    """What all nodes have together."""
+class ClusterResources:
+    """The CPUs and GPUs of all nodes together."""
 
     cpus: float
     gpus: float
 
     @classmethod
     def of(cls, nodes: Nodes) -> Self:
+        """Return the sum over the nodes that are alive."""
         return cls(cpus=sum(_each(nodes, "CPU")), gpus=sum(_each(nodes, "GPU")))
 
-    def first_of(
-        self, jobs: Sequence[Job], shares: Mapping[str, Share], given: Sequence[Share]
+    def fitting(
+        self,
+        jobs: Sequence[Job],
+        resources: Mapping[str, JobResources],
+        given: Sequence[JobResources],
     ) -> list[Job]:
-        """Those of them, in their order, that find room beside what is given; one does always."""
+        """Return the longest prefix that fits, and at least one job if nothing is running."""
         taken, first = list(given), []
         for job in jobs:
-            if taken and not self.holds([*taken, shares[job.key]]):
+            if taken and not self.holds([*taken, resources[job.key]]):
                 break
-            taken.append(shares[job.key])
+            taken.append(resources[job.key])
             first.append(job)
         return first
 
-    def holds(self, shares: Sequence[Share]) -> bool:
-        """Whether there is enough for all of them; on which nodes is for Ray to find out."""
-        return self.cpus >= sum(share.workers * share.cpus for share in shares) and (
-            self.gpus >= sum(share.workers * share.gpus for share in shares)
+    def holds(self, resources: Sequence[JobResources]) -> bool:
+        """Return whether there is enough for all of them. Ray chooses the nodes."""
+        return self.cpus >= sum(one.workers * one.cpus for one in resources) and (
+            self.gpus >= sum(one.workers * one.gpus for one in resources)
         )
 
 
-def shares_of(
+def job_resources(
     jobs: Sequence[Job],
     levels: Mapping[str, int],
     cluster: Cluster,
     nodes: Nodes,
     speeds: Mapping[int, Scaling],
-) -> dict[str, Share]:
-    """Of each job, by key: what is asked for; of the rest, all that there is.
+) -> dict[str, JobResources]:
+    """Return the resources of each job by key: what the user gave, else a split of the cluster.
 
-    A level's models divide it, as many of them side by side as end soonest. GPUs are given where
-    `speeds` (by level) says how fast they are.
+    A level's models divide the cluster so that the level finishes first. GPUs are divided only if
+    `speeds` has the level's measured speed.
     """
     siblings = Counter(levels[job.key] for job in jobs if job.trains)
     cpus = _each(nodes, "CPU")
-    shares = {}
+    resources = {}
     for job in jobs:
         level = levels[job.key]
         chosen = _gpus(siblings[level], speeds[level], nodes) if level in speeds else 0
@@ -82,14 +88,14 @@ def shares_of(
         even = min(max(cpus), max(1.0, sum(cpus) // max(1, siblings[level])))
         cpu = _at(cluster.cpus_per_job, level, 1.0 if gpu else even)
         workers = _at(cluster.workers_per_job, level, max(1, int(gpu)))
-        if not job.trains:  # made by one process, in no time
+        if not job.trains:  # growing a model is fast and takes one process
             gpu, cpu, workers = min(1.0, gpu / workers), cpu / workers, 1
-        shares[job.key] = Share(workers=workers, cpus=cpu / workers, gpus=gpu / workers)
-    return shares
+        resources[job.key] = JobResources(workers=workers, cpus=cpu / workers, gpus=gpu / workers)
+    return resources
 
 
 def _gpus(models: int, speed: Scaling, nodes: Nodes) -> int:
-    """Of each of so many models."""
+    """Return the GPUs per model when `models` siblings train at once."""
     gpus = [int(count) for count in _each(nodes, "GPU")]
     scaling = replace(speed, hardware=replace(speed.hardware, devices_per_node=max(gpus)))
     seconds = {size: scaling.step_seconds(0, size) for size in scaling.group_sizes(sum(gpus))}
@@ -100,26 +106,26 @@ def _at(values: Sequence[Any], level: int, otherwise: Any) -> Any:
     return values[min(level, len(values) - 1)] if values else otherwise
 
 
-def check_resources(nodes: Nodes, shares: Mapping[str, Share]) -> None:
-    """Refuse what the cluster can never give. `shares` are by what they are for."""
+def check_resources(nodes: Nodes, resources: Mapping[str, JobResources]) -> None:
+    """Refuse resources that the cluster does not have. `resources` are by a name for messages."""
     for kind in ("GPU", "CPU"):
         have = _each(nodes, kind)
-        for name, share in shares.items():
-            each = share.gpus if kind == "GPU" else share.cpus
-            if each * share.workers > sum(have):
+        for name, one in resources.items():
+            each = one.gpus if kind == "GPU" else one.cpus
+            if each * one.workers > sum(have):
                 raise RunError(
-                    f"{name} is to have {each * share.workers:g} {kind}s, and the cluster has "
+                    f"{name} needs {each * one.workers:g} {kind}s, and the cluster has "
                     f"{sum(have):g}",
-                    f"Ask for fewer (--{kind.lower()}s-per-job), or add nodes.",
+                    f"Use fewer (--{kind.lower()}s-per-job), or add nodes.",
                 )
-            if sum(int(count // each) for count in have if each) < share.workers and each:
+            if sum(int(count // each) for count in have if each) < one.workers and each:
                 raise RunError(
-                    f"{name} is to have {share.workers} workers with {each:g} {kind}s each, and "
+                    f"{name} needs {one.workers} workers with {each:g} {kind}s each, and "
                     f"the nodes have {json.dumps(have)}",
-                    "Give it more workers (--workers-per-job), or fewer of them.",
+                    f"Use more workers (--workers-per-job), or fewer {kind}s.",
                 )
 
 
 def _each(nodes: Nodes, kind: str) -> list[float]:
-    """What each node that is there has of it."""
+    """Return how many CPUs or GPUs each living node has."""
     return [node["Resources"].get(kind, 0) for node in nodes if node["Alive"]]

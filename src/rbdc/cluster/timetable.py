@@ -1,4 +1,4 @@
-"""Jobs on the devices of a cluster: when each starts and ends, simulated. Pure."""
+"""Simulate when each job starts and ends on the devices of a cluster."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -8,17 +8,19 @@ from typing import Any
 
 from rbdc.errors import PlanError, nearest
 
-SAME_MOMENT = 1e-9  # relative: what ends together in exact arithmetic ends together here
+SAME_MOMENT = 1e-9  # relative: jobs that end this close together end at the same time
 
-Places = tuple[tuple[int, int], ...]  # runs of neighbouring devices: the first, how many
+DeviceRuns = tuple[
+    tuple[int, int], ...
+]  # runs of adjacent devices: (first device, number of devices)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
-    """A job to find a time and a place for."""
+    """A job to be scheduled."""
 
     name: str
-    """As the node of the tree is called: 2.3, 1.0, target, standard."""
+    """Name in the tree: 2.3, 1.0, target or standard."""
     level: int
     devices: int
     seconds: float
@@ -27,14 +29,15 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """A job's time and place."""
+    """The time and devices of a job."""
 
     name: str
     level: int
     devices: int
     start_seconds: float
     end_seconds: float
-    places: Places
+    places: DeviceRuns
+    """Devices of the job, as runs of adjacent devices."""
 
     @property
     def seconds(self) -> float:
@@ -43,14 +46,14 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """The jobs of one level together."""
+    """Summary of the jobs of one level."""
 
     level: int
     models: int
     devices: int
-    """Of each model."""
+    """Devices per model."""
     waves: int
-    """How often all devices are filled with the level's models until each has had its turn."""
+    """Rounds in which the level's models train, if all devices are used."""
     start_seconds: float
     end_seconds: float
     device_seconds: float
@@ -58,15 +61,15 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timetable:
-    """Jobs on a cluster, and what no timetable of them can be shorter than."""
+    """The schedule of jobs on a cluster, with lower bounds of its length."""
 
     devices: int
     slots: tuple[Slot, ...]
-    """In the order in which they start."""
+    """Slots of all jobs, in the order of their start."""
     critical_path_seconds: float
-    """The longest chain of jobs: what it takes however many devices there are."""
+    """Length of the longest chain of jobs: a lower bound for any number of devices."""
     work_seconds: float
-    """The device-seconds of all jobs: what it takes on one device."""
+    """Device-seconds of all jobs: the time on one device."""
 
     @property
     def makespan_seconds(self) -> float:
@@ -74,27 +77,27 @@ class Timetable:
 
     @property
     def device_seconds(self) -> float:
-        """Of devices at work; those that wait are not in it."""
+        """Device-seconds of all jobs, without idle time."""
         return sum(slot.devices * slot.seconds for slot in self.slots)
 
     @property
     def bound_seconds(self) -> float:
-        """No timetable is shorter: neither than the critical path, nor than the work over all."""
+        """Lower bound of the makespan: the critical path, or the work divided by the devices."""
         return max(self.critical_path_seconds, self.work_seconds / self.devices)
 
     @property
     def gap(self) -> float:
-        """How much longer it is than the bound; 0.1 is 10 %."""
+        """Makespan relative to the bound, minus 1: 0.1 means 10 % longer."""
         return self.makespan_seconds / self.bound_seconds - 1
 
     @property
     def idle_share(self) -> float:
-        """Of all devices, from the first start to the last end."""
+        """Fraction of all device-seconds that are idle, from the first start to the last end."""
         return 1 - self.device_seconds / (self.devices * self.makespan_seconds)
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """A row for each level, the target first."""
+        """One row per level, the target first."""
         found = []
         for level in sorted({slot.level for slot in self.slots}):
             here = [slot for slot in self.slots if slot.level == level]
@@ -130,11 +133,10 @@ class Timetable:
 def simulate(
     demands: Sequence[Demand], devices: int, *, measured: Mapping[str, float] | None = None
 ) -> Timetable:
-    """Run jobs as an engine does, in no time: each as soon as its parents and devices let it.
+    """Simulate an engine that starts each job once its parents are done and devices are free.
 
-    Of those that are ready, the first in the given order is the first to start, and none overtakes
-    one that waits for devices. `measured` are seconds by name, in place of the jobs' own: so a
-    timetable can be held against a run.
+    Jobs that are ready start in the given order. None starts before an earlier one that waits for
+    devices. `measured` are seconds by name that replace the jobs' own, to compare with a run.
     """
     demands = [
         replace(demand, seconds=(measured or {}).get(demand.name, demand.seconds))
@@ -154,7 +156,7 @@ def simulate(
 
 
 class _Cluster:
-    """Devices, and the jobs that wait for them, run on them, have run on them."""
+    """The devices, and the jobs that wait, run or have ended."""
 
     def __init__(self, demands: Sequence[Demand], devices: int) -> None:
         self.now = 0.0
@@ -168,10 +170,10 @@ class _Cluster:
         self.ready = [order for order, lacks in enumerate(self.lacks) if not lacks]
         self.running: list[tuple[float, int]] = []
         self.slots: list[Slot] = []
-        self.places: dict[int, Places] = {}
+        self.places: dict[int, DeviceRuns] = {}
 
     def start_ready(self) -> None:
-        """What may start now, does."""
+        """Start every job that is ready and has enough free devices."""
         while self.ready and self._idle() >= self.demands[self.ready[0]].devices:
             order = heappop(self.ready)
             demand = self.demands[order]
@@ -190,7 +192,7 @@ class _Cluster:
             )
 
     def wait(self) -> None:
-        """Until something ends, and all that ends at that moment with it."""
+        """Advance to the next end of a job, and end all jobs that end at that time."""
         moment = self.running[0][0] * (1 + SAME_MOMENT)
         while self.running and self.running[0][0] <= moment:
             self.now, order = heappop(self.running)
@@ -203,11 +205,11 @@ class _Cluster:
     def _idle(self) -> int:
         return sum(count for _, count in self.free)
 
-    def _take(self, devices: int) -> Places:
-        """Neighbours if there are enough of them, else the first that are free."""
-        whole = [run for run in self.free if run[1] >= devices][:1]
+    def _take(self, devices: int) -> DeviceRuns:
+        """Take adjacent devices if enough are free, else the first free ones."""
+        adjacent = [run for run in self.free if run[1] >= devices][:1]
         taken: list[tuple[int, int]] = []
-        for first, count in whole or list(self.free):
+        for first, count in adjacent or list(self.free):
             part = min(count, devices)
             self.free.remove((first, count))
             if part < count:
@@ -219,7 +221,7 @@ class _Cluster:
         self.free.sort()
         return tuple(taken)
 
-    def _give_back(self, places: Places) -> None:
+    def _give_back(self, places: DeviceRuns) -> None:
         merged: list[tuple[int, int]] = []
         for first, count in sorted([*self.free, *places]):
             if merged and sum(merged[-1]) == first:
@@ -229,7 +231,7 @@ class _Cluster:
 
 
 def _critical_path(demands: Sequence[Demand]) -> float:
-    """Of jobs whose parents come before them."""
+    """Return the length of the longest chain of jobs. Parents come before their children."""
     ends: dict[str, float] = {}
     for demand in demands:
         ends[demand.name] = demand.seconds + max((ends[p] for p in demand.parents), default=0.0)
@@ -244,20 +246,23 @@ def _check(demands: Sequence[Demand], devices: int, measured: Mapping[str, float
         if demand.devices > devices:
             raise PlanError(
                 f"{demand.name} asks for {demand.devices} devices, and there are {devices}",
-                "Give it fewer, or have more.",
+                "Give it fewer devices, or use more.",
             )
         if not (isfinite(demand.seconds) and demand.seconds > 0 and demand.devices > 0):
             raise PlanError(
                 f"{demand.name} takes {demand.seconds:g} s on {demand.devices} devices",
-                "Give each job some of both.",
+                "Both must be positive.",
             )
         if strange := set(demand.parents) - known:
             raise PlanError(
-                f"{demand.name} comes before its parent {min(strange)}, or has none of this name",
+                f"the parent {min(strange)} of {demand.name} comes after it, or does not exist",
                 "Give parents before their children.",
             )
         if demand.name in known:
-            raise PlanError(f"two jobs are called {demand.name}", "Give each a name of its own.")
+            raise PlanError(f"two jobs are called {demand.name}", "Use unique names.")
         known.add(demand.name)
     for name in measured.keys() - known:
-        raise PlanError(f"no job is called {name!r}", nearest(name, known) or "See the names.")
+        raise PlanError(
+            f"no job is called {name!r}",
+            nearest(name, known) or f"Known are {', '.join(sorted(known))}.",
+        )
