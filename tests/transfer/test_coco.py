@@ -108,15 +108,15 @@ def entry(key: str, **change: Any) -> Callable[[Content], Any]:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (without("images"), "is not of COCO's format: it has no images"),
-        (without("categories"), "is not of COCO's format: it has no categories"),
+        (without("images"), "is not in COCO's format: it has no images"),
+        (without("categories"), "is not in COCO's format: it has no categories"),
         (lambda c: c.update(annotations={}), "annotations is not a list of objects"),
         (lambda c: c.update(images=[1]), "images is not a list of objects"),
         (lambda c: c.update(images=[]), "has no images"),
         (entry("images", id="x"), "id is 'x', a whole number was expected"),
         (entry("images", id=5), "two images with the id 5"),
         (entry("images", width=None), "does not give file_name, height and width of image 11"),
-        (entry("images", height=0), "says image 11 is 60 x 0 px"),
+        (entry("images", height=0), "gives image 11 a size of 60 x 0 px"),
         (entry("images", file_name="none.png"), "none.png is missing"),
         (entry("annotations", image_id=4), "an object in image 4, which it does not list"),
         (entry("annotations", category_id=4), "an object of category 4, which it does not list"),
@@ -132,7 +132,7 @@ def test_what_contradicts_itself_is_an_error(
 
 def test_files_that_are_not_cocos_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    for text, problem in (("[1", "is not JSON"), ("[1]", "holds no JSON object")):
+    for text, problem in (("[1", "is not JSON"), ("[1]", "contains no JSON object")):
         path.write_text(text)
         with pytest.raises(DataError, match=problem):
             read_coco(path, tmp_path)

@@ -157,7 +157,7 @@ def test_the_table_is_the_papers(val: CocoSet) -> None:
 
 def test_results_that_are_not_are_refused(val: CocoSet, tmp_path: Path) -> None:
     (tmp_path / "boxes.json").write_text('[{"image_id": 1}]')
-    with pytest.raises(DataError, match=r"boxes.json does not hold COCO's results"):
+    with pytest.raises(DataError, match=r"boxes.json is not in COCO's results format"):
         read_results(tmp_path)
     with pytest.raises(DataError, match=r"cannot be read as results"):
         read_results(tmp_path / "none")

@@ -266,7 +266,7 @@ def test_the_command(
         (["--backbone", "VIT", "--data", "SCENES", "--recipe", "smal"], "no recipe is called"),
         (["--backbone", "VIT", "--data", "SCENES", "--batch-size", "64"], "3 training images"),
         (["--backbone", "VIT", "--data", "SCENES", "--batch-size", "3", "--grad-accum-steps", "2"],
-         "equal shares"),
+         "equal micro-batches"),
         (["--backbone", "VIT", "--data", "SCENES", "--batch-size", "2", "--opt", "adamm"],
          "no optimizer called"),
         (["--backbone", "VIT", "--data", "SCENES", "--batch-size", "2", "--seeds", "0"],

@@ -1,9 +1,9 @@
 """Detection and segmentation with a trained classifier: Mask R-CNN on its features.
 
-`weights` and `backbone` make a timm ViT or ResNet a feature extractor for images of any size,
-`pyramid` its scales, `detector` puts torchvision's Mask R-CNN on it, `groups` says how fast each
-layer learns; `coco` reads and checks the data, `samples` gives it to the detector, `scores` asks
-pycocotools how good it is, and `pictures` shows what was found.
+`weights` and `backbone` turn a timm ViT or ResNet into a feature extractor for images of any size,
+and `pyramid` adds the scales. `detector` builds torchvision's Mask R-CNN on it, and `groups` sets
+the learning rate of each layer. `coco` reads and checks the data, `samples` transforms it, `scores`
+evaluates with pycocotools, and `pictures` draws predictions.
 """
 
 from rbdc.transfer.backbone import backbone_of, global_blocks

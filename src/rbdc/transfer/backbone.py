@@ -1,7 +1,8 @@
-"""A classifier, trained by rbdc or by anyone with timm, as the backbone of a detector.
+"""Turn a classifier, trained by rbdc or with timm, into the backbone of a detector.
 
-A ViT becomes ViTDet's: the same blocks on a map of patches of any size, most of them with attention
-within windows, and a simple pyramid. A ResNet keeps its four stages and gets torchvision's FPN.
+A ViT becomes ViTDet's backbone: the same blocks on a map of patches of any size, most of them with
+window attention, and a simple feature pyramid. A ResNet keeps its four stages and gets
+torchvision's FPN.
 """
 
 import copy
@@ -22,13 +23,13 @@ from rbdc.models.families import family_of
 from rbdc.transfer.pyramid import STRIDES, Norm, SimpleFPN
 from rbdc.transfer.weights import WeightReport, account, fill_vit
 
-CHANNELS = 256  # of every map of a pyramid, as in both papers
-_EVERY = 3  # a block of so many sees the whole image
+CHANNELS = 256  # channels of every map of a pyramid, as in both papers
+_EVERY = 3  # every third block has global attention
 _USUAL_PATCH = 16
 
 
 class ViTBackbone(nn.Module):
-    """A plain transformer and its pyramid: images in, five maps by name out."""
+    """A transformer and its pyramid, which return five feature maps by name."""
 
     def __init__(self, body: nn.Module, fpn: SimpleFPN) -> None:
         super().__init__()
@@ -49,19 +50,19 @@ def backbone_of(
     frozen_norms: bool = True,
     channels: int = CHANNELS,
 ) -> tuple[nn.Module, WeightReport]:
-    """The classifier's feature extractor with a pyramid, and what became of its weights.
+    """Return the classifier's feature extractor with a pyramid, and a report on its weights.
 
-    Its own weights are copied; the pyramid's are fresh. `window`, `drop_path` and `norm` (of the
-    pyramid) are for ViTs; a window of 0 makes every block global. `frozen_norms` is for ResNets:
-    their batch norms keep their statistics, because a detector's batches are too small for others.
-    `channels` are those of every map.
+    The classifier's weights are copied, and the pyramid's are new. `window` (in patches),
+    `drop_path` and `norm` (of the pyramid) are for ViTs; with a window of 0 every block has global
+    attention. `frozen_norms` is for ResNets: it freezes the statistics of their batch norms,
+    because a detector's batches are too small to estimate them. Every map has `channels` channels.
     """
-    family_of(classifier)  # refuses what is neither
+    family_of(classifier)  # refuse other architectures
     record: Any = classifier.pretrained_cfg
     if record["input_size"][0] != 3:
         raise ModelError(
             f"the classifier takes images of {record['input_size'][0]} channels",
-            "A detector's images have three: use a classifier of colour images.",
+            "A detector needs three: use a classifier of colour images.",
         )
     if isinstance(classifier, ResNet):
         return _resnet_backbone(classifier, frozen_norms, channels)
@@ -71,21 +72,21 @@ def backbone_of(
 
 
 def global_blocks(depth: int) -> tuple[int, ...]:
-    """The blocks that see the whole image, every third: 2, 5, 8 and 11 of twelve."""
+    """Return the blocks with global attention, every third: 2, 5, 8 and 11 of twelve."""
     return tuple(range(_EVERY - 1, depth, _EVERY))
 
 
 def vit_body(
     classifier: VisionTransformer, *, window: int = 14, drop_path: float = 0.0
 ) -> tuple[Any, WeightReport]:
-    """The blocks of a ViT on a map of patches: (images, 3, H, W) -> (images, C, H/p, W/p).
+    """Build a ViT's blocks on a map of patches: (images, 3, H, W) -> (images, C, H/p, W/p).
 
-    H and W may be anything: the image is padded to whole patches, and the position embedding
-    resampled to their grid. As in ViTDet the class token is left out and no norm follows the last
-    block. Patches whose size is no power of two (14) are resampled to 16 pixels, because
-    torchvision's heads need strides that are.
+    H and W are arbitrary: the image is padded to a multiple of the patch size, and the position
+    embedding is resampled to its grid. As in ViTDet, there is no class token, and no norm after the
+    last block. If the patch size is not a power of two (14), patches are resampled to 16 pixels,
+    because torchvision's heads need strides that are powers of two.
     """
-    block = _plain_block(classifier)
+    block = _standard_block(classifier)
     norm: type[nn.Module] = type(block.norm1)
     patch = classifier.patch_embed.patch_size[0]
     if not log2(patch).is_integer():
@@ -100,7 +101,7 @@ def vit_body(
         mlp_ratio=block.mlp.fc1.out_features / classifier.embed_dim,
         qkv_bias=block.attn.qkv.bias is not None,
         qk_norm=not isinstance(block.attn.q_norm, nn.Identity),
-        init_values=None if isinstance(block.ls1, nn.Identity) else 1.0,  # filled below
+        init_values=None if isinstance(block.ls1, nn.Identity) else 1.0,  # overwritten below
         pre_norm=not isinstance(classifier.norm_pre, nn.Identity),
         norm_layer=partial(norm, eps=block.norm1.eps),
         act_layer=type(block.mlp.act),
@@ -113,26 +114,28 @@ def vit_body(
         drop_path_rate=drop_path,
         neck_chans=0,
     )
-    body.neck = body.head = nn.Identity()  # timm's would be the final norm and a classifier
+    body.neck = body.head = nn.Identity()  # in timm these are the final norm and the classifier
     return body, fill_vit(body, classifier)
 
 
-def _plain_block(classifier: VisionTransformer) -> Any:
-    """Its first block, if all are timm's ordinary ones: others may have the same keys and compute
-    something else with them."""
+def _standard_block(classifier: VisionTransformer) -> Any:
+    """Return the first block. Refuse a model whose blocks are not all timm's `Block` with `Mlp`.
+
+    Other blocks can have the same keys and compute a different function.
+    """
     for number, block in enumerate(classifier.blocks):
         mlp, patches = getattr(block, "mlp", None), classifier.patch_embed
         if type(block) is not Block or not hasattr(mlp, "fc1"):
             raise ModelError(
                 f"block {number} of the classifier is {type(block).__name__} with "
                 f"{type(mlp).__name__}, Block with Mlp was expected",
-                "Use a plain ViT or DeiT, whose blocks can attend within windows.",
+                "Use a standard ViT or DeiT, whose blocks support window attention.",
             )
         if type(patches) is not PatchEmbed or len(set(patches.patch_size)) > 1:
             raise ModelError(
-                f"the classifier makes its patches by {type(patches).__name__}, "
+                f"the patch embedding of the classifier is {type(patches).__name__}, "
                 "one convolution of square patches was expected",
-                "Use a plain ViT or DeiT.",
+                "Use a standard ViT or DeiT.",
             )
     return classifier.blocks[0]
 

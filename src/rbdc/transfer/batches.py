@@ -1,4 +1,4 @@
-"""Batches of a detector: a function of (seed, epoch, step), as a classifier's are."""
+"""Batches of a detector, as a function of (seed, epoch, step)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,17 +16,20 @@ Token = tuple[int, int]  # epoch, image
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DetectionBatch:
-    """Images differ in size, so they stay a list until the detector pads them."""
+    """A list of images and targets. Images differ in size until the detector pads them."""
 
     images: list[Tensor]
     targets: list[Target]
     indices: Tensor
-    """Which images these are."""
+    """Indices of the images in the data set."""
 
 
 class DetectionBatches:
-    """A data set as batches. Each process has its share of every training batch, cut into parts for
-    accumulation, and every so-manieth image in evaluation."""
+    """The batches of a data set.
+
+    `part` is (number of processes, this process's rank), and `micro` the number of micro-batches of
+    each process per step. In evaluation, rank r of n has every n-th image from r.
+    """
 
     def __init__(
         self,
@@ -43,21 +46,21 @@ class DetectionBatches:
         self.steps_per_epoch = len(samples) // batch_size
 
     def from_step(self, start: int, stop: int) -> Iterator[list[DetectionBatch]]:
-        """My shares of the training batches of steps `start` to `stop` (without it)."""
+        """Yield this process's micro-batches of each step from `start` to `stop` (exclusive)."""
         check_micro_batches(len(self.samples), self.batch_size, self.part[0] * self.micro)
-        read = self._read(lambda: self._shares(start, stop))
+        read = self._read(lambda: self._micro_batches(start, stop))
         for _ in range(start, stop):
             yield [next(read) for _ in range(self.micro)]
 
     def once(self) -> Iterator[DetectionBatch]:
-        """My part of all images, one at a time: each is then seen in its own size, unpadded."""
+        """Yield this process's images one at a time, so that none is padded."""
         size, rank = self.part
         mine = range(rank, len(self.samples), size)
         yield from self._read(lambda: ([(0, image)] for image in mine))
 
-    def _shares(self, start: int, stop: int) -> Iterator[list[Token]]:
+    def _micro_batches(self, start: int, stop: int) -> Iterator[list[Token]]:
         size, rank = self.part
-        share = self.batch_size // (size * self.micro)
+        images = self.batch_size // (size * self.micro)
         order, known = torch.empty(0), -1
         for step in range(start, stop):
             epoch, within = divmod(step, self.steps_per_epoch)
@@ -65,7 +68,7 @@ class DetectionBatches:
                 order, known = epoch_order(len(self.samples), self.samples.seed, epoch, 1), epoch
             batch = order[within * self.batch_size : (within + 1) * self.batch_size].tolist()
             for number in range(rank * self.micro, (rank + 1) * self.micro):
-                yield [(epoch, image) for image in batch[number * share : (number + 1) * share]]
+                yield [(epoch, image) for image in batch[number * images : (number + 1) * images]]
 
     def _read(self, tokens: Callable[[], Iterator[list[Token]]]) -> Iterator[DetectionBatch]:
         read = read_batches(self.samples, tokens, self.workers)
@@ -80,16 +83,16 @@ class DetectionBatches:
             )
 
 
-def check_micro_batches(images: int, batch_size: int, shares: int) -> None:
-    """Refuse a batch that there are no images for, or that cannot be cut."""
+def check_micro_batches(images: int, batch_size: int, micro_batches: int) -> None:
+    """Refuse a batch larger than the data set or not divisible into its micro-batches."""
     if batch_size > images:
         raise DataError(
             f"the batch size is {batch_size}, and there are {images} training images",
             "Choose a batch size between 1 and the number of images.",
         )
-    if batch_size % shares:
+    if batch_size % micro_batches:
         raise DataError(
-            f"the batch size {batch_size} cannot be cut into {shares} equal shares "
-            "(processes x accumulation)",
-            f"Choose a multiple of {shares}.",
+            f"the batch size {batch_size} cannot be divided into {micro_batches} equal "
+            "micro-batches (processes x accumulation)",
+            f"Choose a multiple of {micro_batches}.",
         )

@@ -1,8 +1,8 @@
-"""Images with boxes and masks: COCO's layout, or any JSON of COCO's format with its image folder.
+"""Read images with boxes and masks in COCO's format.
 
-Everything is checked when it is read, so that nothing is found out in the middle of a training:
-ids, categories, image files, boxes, and shapes, which all become run-length codes. What an object
-lacks to be learned from is counted and the object dropped; what contradicts itself is an error.
+Everything is checked on reading, so that no error appears in the middle of a training: ids,
+categories, image files, boxes and masks. All masks become run-length codes. Objects without a
+usable box or mask are dropped and counted. Inconsistent files are refused.
 """
 
 import json
@@ -35,17 +35,18 @@ class Region:
     """An object, or a crowd of them, in an image."""
 
     category: int
-    """As the file numbers them, maybe with gaps."""
+    """Category id of the file. Ids may have gaps."""
     box: Box
-    """Within the image, with an area."""
+    """Box clipped to the image, with a positive area."""
     counts: bytes
-    """Its shape: the counts of a compressed run-length code of the image's size."""
+    """Mask: the counts of a compressed run-length code in the image's size."""
     crowd: bool
+    """Whether it is a crowd of objects, COCO's `iscrowd`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """An image and what is in it, which may be nothing."""
+    """An image and its regions, of which there may be none."""
 
     id: int
     location: ImageLocation
@@ -61,11 +62,11 @@ class CocoSet:
     annotations: Path
     pictures: tuple[Picture, ...]
     categories: Mapping[int, str]
-    """Names by id, in the order of ids."""
+    """Category names by id, in the order of ids."""
     dropped: Mapping[str, int]
-    """Why objects were dropped, and how many."""
+    """Number of dropped objects, by reason."""
     fingerprint: str
-    """A digest that changes when images, regions or categories do."""
+    """Digest that changes when images, regions or categories change."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -73,11 +74,11 @@ class CocoSet:
 
     @property
     def objects(self) -> int:
-        """How many there are to learn from or to find: crowds are not among them."""
+        """Number of objects, without crowds."""
         return sum(not region.crowd for picture in self.pictures for region in picture.regions)
 
     def labels(self, class_names: Sequence[str]) -> dict[int, int]:
-        """Category id -> a detector's label, from 1; by name, whatever the files number them."""
+        """Return a detector's label, from 1, for each category id. Categories match by name."""
         known = {name: label for label, name in enumerate(class_names, start=1)}
         return {id: known[name] for id, name in self.categories.items() if name in known}
 
@@ -95,10 +96,10 @@ class CocoSet:
 
 
 def open_coco(root: str | Path) -> tuple[CocoSet, CocoSet]:
-    """The training and the validation split of a folder in COCO's layout.
+    """Open the training and validation split of a folder in COCO's layout.
 
-    `annotations/instances_train2017.json` goes with `train2017/`, and so for val; without a year,
-    or with another, just the same.
+    `annotations/instances_train2017.json` belongs to `train2017/`, and likewise for val. The year
+    may be different or missing.
     """
     root = Path(root)
     splits = []
@@ -117,14 +118,14 @@ def open_coco(root: str | Path) -> tuple[CocoSet, CocoSet]:
 
 
 def check_splits(train: CocoSet, val: CocoSet) -> None:
-    """Refuse splits that a detector cannot be trained on, or not scored."""
+    """Refuse splits on which a detector cannot be trained or evaluated."""
     for split in (train, val):
         if not split.objects:
             reasons = ", ".join(f"{count} x {why}" for why, count in split.dropped.items())
             raise DataError(
                 f"{split.annotations} has no objects" + (f" left ({reasons})" if reasons else ""),
                 "Both splits need objects with boxes and masks; test sets without annotations "
-                "cannot be scored here.",
+                "cannot be used.",
             )
     if not val.labels(train.class_names):
         names = ", ".join(val.class_names[:5])
@@ -132,12 +133,12 @@ def check_splits(train: CocoSet, val: CocoSet) -> None:
             f"{train.annotations} and {val.annotations} have no category in common: "
             f"{', '.join(train.class_names[:5])} against {names}",
             nearest(val.class_names[0], train.class_names)
-            or "Categories are the same where their names are.",
+            or "Categories match if their names are equal.",
         )
 
 
 def read_coco(annotations: str | Path, images: str | Path) -> CocoSet:
-    """One split: a JSON of COCO's format, and the folder its file names are relative to."""
+    """Read one split: a JSON file in COCO's format, and the folder of its images."""
     path, folder = Path(annotations), Path(images)
     content = read_annotations(path)
     categories = _categories(path, content["categories"])
@@ -186,7 +187,7 @@ def read_coco(annotations: str | Path, images: str | Path) -> CocoSet:
 
 
 def region_of(annotation: Mapping[str, Any], height: int, width: int) -> Region | str:
-    """An annotation's region, cut to the image; or why it is of no use."""
+    """Return an annotation's region clipped to the image, or the reason why it is unusable."""
     box = annotation.get("bbox")
     if not _numbers(box, 4):
         return NO_AREA
@@ -208,9 +209,9 @@ def region_of(annotation: Mapping[str, Any], height: int, width: int) -> Region 
 
 
 def shape_of(segmentation: Any, height: int, width: int) -> bytes | None:
-    """Polygons, or a run-length code compressed or not, as the counts of a compressed one.
+    """Convert polygons or a run-length code to the counts of a compressed run-length code.
 
-    None if it is none of these, or has no pixel.
+    Return None if it is neither of these, or has no pixels.
     """
     masks = pycocotools("mask")
     try:
@@ -225,27 +226,27 @@ def shape_of(segmentation: Any, height: int, width: int) -> bytes | None:
             else:
                 counts = counts.encode() if isinstance(counts, str) else counts
                 code = {"size": [height, width], "counts": counts}
-        else:  # of fewer than three points pycocotools would make a box, or nothing
+        else:  # pycocotools would turn fewer than three points into a box, or fail
             polygons = [p for p in segmentation if len(p) >= 6 and _numbers(p, len(p) // 2 * 2)]
             code = masks.merge(masks.frPyObjects(polygons, height, width)) if polygons else None
         return code["counts"] if code is not None and masks.area(code) > 0 else None
-    except (TypeError, KeyError, AttributeError, ValueError):  # not a shape at all
+    except (TypeError, KeyError, AttributeError, ValueError):  # not a mask
         return None
 
 
 def masks_of(regions: Sequence[Region], height: int, width: int) -> Tensor:
-    """The shapes of regions, decoded: uint8 (regions, height, width) of 0 and 1."""
+    """Decode the masks of regions to uint8 (regions, height, width) of 0 and 1."""
     if not regions:
         return torch.zeros(0, height, width, dtype=torch.uint8)
     codes = [{"size": (height, width), "counts": region.counts} for region in regions]
-    with warnings.catch_warnings():  # its arrays do not know numpy 2's `copy` yet
+    with warnings.catch_warnings():  # its arrays do not support numpy 2's `copy` yet
         warnings.simplefilter("ignore", DeprecationWarning)
         decoded = pycocotools("mask").decode(codes)
     return torch.from_numpy(decoded).permute(2, 0, 1).contiguous()
 
 
 def pycocotools(part: str) -> ModuleType:
-    """A module of pycocotools, which is an extra."""
+    """Import a module of pycocotools, an optional dependency."""
     try:
         return import_module(f"pycocotools.{part}")
     except ImportError:
@@ -256,7 +257,7 @@ def pycocotools(part: str) -> ModuleType:
 
 
 def read_annotations(path: Path) -> dict[str, Any]:
-    """The JSON, if it is of COCO's format at first sight; lists of test images have no objects."""
+    """Read a JSON file, and check that it has COCO's lists. Test sets have no annotations."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
@@ -264,15 +265,15 @@ def read_annotations(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}", _REMEDY) from None
     if not isinstance(content, dict):
-        raise DataError(f"{path} is not of COCO's format: it holds no JSON object", _REMEDY)
+        raise DataError(f"{path} is not in COCO's format: it contains no JSON object", _REMEDY)
     for key in _KEYS:
         if key == "annotations" and key not in content and "images" in content:
             content[key] = []
         if key not in content:
-            raise DataError(f"{path} is not of COCO's format: it has no {key}", _REMEDY)
+            raise DataError(f"{path} is not in COCO's format: it has no {key}", _REMEDY)
         if not isinstance(content[key], list) or not all(isinstance(e, dict) for e in content[key]):
             raise DataError(
-                f"{path} is not of COCO's format: {key} is not a list of objects", _REMEDY
+                f"{path} is not in COCO's format: {key} is not a list of objects", _REMEDY
             )
         if not content[key] and key != "annotations":
             raise DataError(f"{path} has no {key}", _REMEDY)
@@ -285,13 +286,13 @@ def _categories(path: Path, entries: Iterable[Mapping[str, Any]]) -> dict[int, s
     if twice:
         raise DataError(
             f"{path} has more than one category called {twice[0]}",
-            "Give each a name of its own: splits are matched by name.",
+            "Use unique names: splits are matched by name.",
         )
     return dict(sorted(found.items()))
 
 
 def _sizes(path: Path, entries: Iterable[Mapping[str, Any]]) -> dict[int, tuple[int, int]]:
-    """(height, width) by image id."""
+    """Return (height, width) by image id."""
     sizes: dict[int, tuple[int, int]] = {}
     for entry in entries:
         id = _id(path, entry, "id")
@@ -303,7 +304,7 @@ def _sizes(path: Path, entries: Iterable[Mapping[str, Any]]) -> dict[int, tuple[
                 f"{path} does not give file_name, height and width of image {id}", _REMEDY
             )
         if height < 1 or width < 1:
-            raise DataError(f"{path} says image {id} is {width} x {height} px", _REMEDY)
+            raise DataError(f"{path} gives image {id} a size of {width} x {height} px", _REMEDY)
         sizes[id] = (height, width)
     return sizes
 
@@ -312,7 +313,7 @@ def _id(path: Path, entry: Mapping[str, Any], key: str) -> int:
     value = entry.get(key)
     if not _whole(value):
         raise DataError(
-            f"{path} is not of COCO's format: {key} is {value!r}, a whole number was expected",
+            f"{path} is not in COCO's format: {key} is {value!r}, a whole number was expected",
             _REMEDY,
         )
     return value
@@ -334,8 +335,8 @@ def _locate(path: Path, folder: Path, name: str) -> ImageLocation:
     file = folder / name
     if not file.is_file():
         raise DataError(
-            f"{file} is missing, which {path} lists",
-            "Put the image there, or name the folder that holds the images.",
+            f"{file}, which {path} lists, is missing",
+            "Put the image there, or give the folder that contains the images.",
         )
     return locate_image(file)
 

@@ -1,4 +1,4 @@
-"""Learn to detect: a detector and its data, as work for the loop that also trains classifiers."""
+"""Detection as a training problem: a detector, its batches and its scores."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -30,13 +30,13 @@ from rbdc.transfer.pictures import draw_sheet
 from rbdc.transfer.samples import DetectionSamples, Views
 from rbdc.transfer.scores import Results, results_of, score
 
-VIT_DECAY = 0.7  # of the learning rate, from a layer to the one before it: the paper's
+VIT_DECAY = 0.7  # factor of the learning rate from a layer to the one before it, as in the paper
 SHOWN = 8  # images on the sheet of predictions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Splits:
-    """The images to learn from, and those to be judged by; classes are the training images'."""
+    """The training and validation images. The classes are those of the training images."""
 
     train: CocoSet
     val: CocoSet
@@ -54,11 +54,12 @@ class Splits:
 
 
 def settings_of(recipe: DetectionRecipe) -> DetectorSettings:
-    """The detector that a recipe is for: what it is made by has the same names in both."""
+    """Return the settings of a recipe's detector. Their fields have the same names."""
     return DetectorSettings(**{f.name: getattr(recipe, f.name) for f in fields(DetectorSettings)})
 
 
 def views_of(recipe: DetectionRecipe) -> Views:
+    """Return the augmentation of a recipe."""
     return Views(
         min_size=recipe.train_sizes or (recipe.min_size,),
         max_size=recipe.max_size,
@@ -69,7 +70,7 @@ def views_of(recipe: DetectionRecipe) -> Views:
 
 
 def groups_of(detector: Detector, recipe: DetectionRecipe) -> tuple[ParameterGroup, ...]:
-    """Who learns how fast; a ResNet's recipes know no layer-wise decay."""
+    """Return the parameter groups. By default only a ViT has layer-wise decay."""
     usual = VIT_DECAY if isinstance(detector.backbone, ViTBackbone) else 1.0
     decay = usual if recipe.layer_decay is None else recipe.layer_decay
     return parameter_groups(detector, weight_decay=recipe.weight_decay, layer_decay=decay)
@@ -93,7 +94,7 @@ class Detection(Problem):
         machine: Machine,
         world: World,
     ) -> None:
-        """`identity` is everything that decides the result."""
+        """Prepare the batches. `identity` is everything that decides the result."""
         self.classifier, self.splits, self.recipe, self.seed = classifier, splits, recipe, seed
         self.identity, self.name, self.machine, self.world = identity, name, machine, world
         self.epochs = recipe.epochs
@@ -113,13 +114,13 @@ class Detection(Problem):
         self.val = DetectionBatches(DetectionSamples(splits.val, names), batch_size=1, **common)
         self.steps_per_epoch = self.training.steps_per_epoch
         self.steps = recipe.steps(self.steps_per_epoch)
-        self.results = Results()  # of the last evaluation, in the main process
+        self.results = Results()  # results of the last evaluation, in rank 0
 
     def to_json(self) -> dict[str, Any]:
         return self.identity
 
-    def state(self, *, fresh: bool) -> State:  # noqa: ARG002 - what is restored goes over it
-        """On the classifier's weights; all else is drawn from the seed."""
+    def state(self, *, fresh: bool) -> State:  # noqa: ARG002 - a checkpoint overwrites it
+        """Return the state with the classifier's weights; other weights are drawn from the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(self.seed, "weights"))
             detector, self.weights = build_detector(
@@ -145,7 +146,7 @@ class Detection(Problem):
         return timm_optimizer(groups, self.recipe, self.device)
 
     def _schedule(self, optimizer: Optimizer) -> CosineLRScheduler:
-        """Linear warm-up, then a cosine over what is left; in updates."""
+        """Return a schedule in updates: linear warm-up, then a cosine over the rest."""
         recipe = self.recipe
         warmup = min(recipe.warmup_updates(self.steps_per_epoch), self.steps // 2)
         return CosineLRScheduler(
@@ -171,10 +172,10 @@ class Detection(Problem):
                     outputs = model(batch.images)
                 ids = [int(target["image_id"]) for target in batch.targets]
                 mine += results_of(outputs, ids, splits.val, splits.class_names)
-        everyones = self.world.gather(mine)
+        gathered = self.world.gather(mine)
 
-        def judge() -> dict[str, float]:
-            self.results = sum(everyones, Results())
+        def scores() -> dict[str, float]:
+            self.results = sum(gathered, Results())
             found = score(splits.val.annotations, self.results)
             parts = (("box", found.boxes), ("mask", found.masks))
             return {
@@ -183,7 +184,7 @@ class Detection(Problem):
                 for name, value in (("map", ap.ap), ("map50", ap.ap50), ("map75", ap.ap75))
             }
 
-        return self.world.broadcast(judge)
+        return self.world.broadcast(scores)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         assert isinstance(model, Detector)
@@ -192,7 +193,7 @@ class Detection(Problem):
 
     @torch.no_grad()
     def draw(self, model: nn.Module, path: Path) -> None:
-        """A sheet of what the model finds in some validation images, spread over all of them."""
+        """Draw the model's predictions for some validation images, evenly chosen."""
         pictures, samples = self.splits.val.pictures, self.val.samples
         found = [number for number, picture in enumerate(pictures) if picture.regions]
         chosen = found[:: max(1, len(found) // SHOWN)][:SHOWN]
@@ -207,5 +208,5 @@ class Detection(Problem):
 
 
 def _loss(forward: Callable[..., dict[str, Tensor]], batch: DetectionBatch) -> Tensor:
-    """Of proposals, boxes, classes and masks together."""
+    """Return the sum of the losses of proposals, boxes, classes and masks."""
     return torch.stack(list(forward(batch.images, batch.targets).values())).sum()

@@ -1,4 +1,4 @@
-"""torchvision's Mask R-CNN on a backbone of ours, and what it costs."""
+"""Build torchvision's Mask R-CNN on a classifier's backbone, and count its FLOPs."""
 
 import copy
 from collections.abc import Mapping
@@ -20,32 +20,33 @@ from rbdc.transfer.backbone import CHANNELS, ViTBackbone, backbone_of
 from rbdc.transfer.pyramid import STRIDES, Norm
 from rbdc.transfer.weights import WeightReport
 
-_BOX, _MASK = 7, 14  # cells a side that regions are sampled to
+_BOX, _MASK = 7, 14  # side of the grid that a region is sampled to, in cells
 DIVISOR = 64
-"""Images are padded to multiples of the largest stride. With torchvision's 32 the coarsest map has
-half a cell too much in every other size, and its anchors are then placed at the wrong distance."""
+"""Images are padded to multiples of this, the largest stride. With torchvision's 32, the coarsest
+map would have half a cell too much in every other size, and its anchors a wrong distance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DetectorSettings:
-    """What decides a detector beside its backbone's weights. The defaults are the paper's."""
+    """The architecture of a detector. The defaults are the paper's."""
 
     min_size: int = 800
-    """Pixels of the short side, both in training and in evaluation."""
+    """Pixels of the shorter side, in training and evaluation."""
     max_size: int = 1333
-    """Pixels that the long side may have at most."""
+    """Largest number of pixels of the longer side."""
     window: int = 14
-    """Patches of a window's side, for a ViT; 0: every block sees the whole image."""
+    """Side of an attention window in patches, for a ViT; 0: all blocks have global attention."""
     drop_path: float = 0.0
+    """Rate of drop path in a ViT."""
     pyramid_norm: Norm = "layer"
     frozen_norms: bool = True
-    """A ResNet's batch norms keep the statistics they came with."""
+    """Whether the statistics of a ResNet's batch norms are frozen."""
     channels: int = CHANNELS
-    """Of the pyramid's maps and the mask head; the box head has four times as many."""
+    """Channels of the pyramid's maps and the mask head; the box head has four times as many."""
     regions: int = 512
-    """Proposals of an image that the heads learn from, a quarter of them objects at most."""
+    """Proposals per image that the heads are trained on, at most a quarter of them objects."""
     proposals: int = 1000
-    """Proposals of an image in evaluation; in training twice as many to choose from."""
+    """Proposals per image in evaluation; training samples from twice as many."""
 
     def __post_init__(self) -> None:
         for name in ("channels", "regions", "proposals"):
@@ -53,8 +54,8 @@ class DetectorSettings:
                 raise ModelError(f"{name} is {getattr(self, name)}", "Give 1 or more.")
         if not 0 < self.min_size <= self.max_size:
             raise ModelError(
-                f"images of {self.min_size} to {self.max_size} px were asked for",
-                "min_size is positive and not above max_size.",
+                f"min_size is {self.min_size} and max_size {self.max_size} px",
+                "min_size must be positive and at most max_size.",
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -62,15 +63,15 @@ class DetectorSettings:
 
 
 class Detector(MaskRCNN):  # type: ignore[misc]
-    """Mask R-CNN that tells timm its layers, so that timm's layer-wise decay works on it.
+    """Mask R-CNN with timm's `group_matcher`, so that timm's layer-wise decay works on it.
 
-    In training it takes images in the size they have, because the data has resized them; in
-    evaluation it resizes them itself, and gives boxes and masks in the images' own pixels.
+    In training it does not resize images, because the data set has already done so. In evaluation
+    it resizes them itself, and returns boxes and masks in the pixels of the original images.
     """
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """timm's patterns of parameter names: the stem, then block by block; the rest is last."""
-        del coarse  # a stage of a ResNet is as fine as it gets here
+        """Return timm's patterns of parameter names. Parameters that match none are last."""
+        del coarse  # a ResNet's layers are its stages in both cases
         if isinstance(self.backbone, ViTBackbone):
             return {
                 "stem": r"^backbone\.body\.(?:pos_embed|patch_embed|norm_pre)",
@@ -82,20 +83,20 @@ class Detector(MaskRCNN):  # type: ignore[misc]
         }
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters of more than one axis that are not decayed all the same."""
+        """Return parameters of several axes that have no weight decay."""
         return {"backbone.body.pos_embed"} & {name for name, _ in self.named_parameters()}
 
 
 def build_detector(
     classifier: nn.Module, *, classes: int, settings: DetectorSettings | None = None
 ) -> tuple[Detector, WeightReport]:
-    """Mask R-CNN for `classes` kinds of objects on the classifier's features.
+    """Build a Mask R-CNN for `classes` classes on the classifier's features.
 
-    Labels count from 1, because torchvision's 0 is the background. Images come as floats in
-    [0, 1] and are normalised as the classifier's were.
+    Labels begin at 1, because 0 is torchvision's background. Images are floats in [0, 1], which the
+    detector normalizes as for the classifier.
     """
     if classes < 1:
-        raise ModelError("a detector for no class was asked for", "Give it one or more.")
+        raise ModelError(f"a detector cannot have {classes} classes", "Give 1 or more.")
     settings = settings or DetectorSettings()
     record: Any = classifier.pretrained_cfg
     backbone, report = backbone_of(
@@ -129,8 +130,11 @@ def build_detector(
 
 
 def _roi_align(size: int) -> MultiScaleRoIAlign:
-    """torchvision's, with the strides said. Left to itself it guesses them once, from the first
-    batch, and guesses wrong where padding made a small image much larger."""
+    """Return torchvision's RoIAlign with explicit strides.
+
+    By default it infers them from the first batch, and is wrong if padding made a small image much
+    larger.
+    """
     names = [str(number) for number in range(len(STRIDES))]
     pool = MultiScaleRoIAlign(featmap_names=names, output_size=size, sampling_ratio=2)
     pool.scales = [1 / stride for stride in STRIDES]
@@ -142,10 +146,10 @@ def _roi_align(size: int) -> MultiScaleRoIAlign:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DetectorCost:
-    """Parameters of the parts of a detector, and FLOPs of one image through each.
+    """Parameters of the parts of a detector, and FLOPs of a forward pass of one image.
 
-    The heads are counted with as many regions as they can get, so that the number does not depend
-    on what an untrained network finds: `proposals` boxes, and masks for `detections` of them.
+    The heads are counted with the largest number of regions, so that the result does not depend on
+    the weights: `proposals` boxes, and masks for `detections` of them.
     """
 
     height: int
@@ -155,7 +159,7 @@ class DetectorCost:
     parameters: Mapping[str, int]
     flops: Mapping[str, int]
     counter: str = "torch"
-    """Matrix products, convolutions and attention; RoIAlign, norms and NMS are not counted."""
+    """FLOP counter: matrix products, convolutions and attention, but no RoIAlign, norms and NMS."""
 
     @property
     def total_parameters(self) -> int:
@@ -171,7 +175,7 @@ class DetectorCost:
 
 
 def detector_cost(detector: Detector, height: int = 800, width: int = 1333) -> DetectorCost:
-    """What the detector costs on an image of this size, padded as it will be; no memory is used."""
+    """Return the cost for an image of this size after padding. Runs on the meta device."""
     empty: Any = copy.deepcopy(detector).to("meta").eval()
     heads, backbone = empty.roi_heads, empty.backbone
     height, width = (DIVISOR * ceil(side / DIVISOR) for side in (height, width))

@@ -1,4 +1,4 @@
-"""A trained detector on disk: its weights, and what it takes to build it again."""
+"""Write and read a trained detector: its weights and its description."""
 
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,15 @@ from rbdc.transfer.detector import Detector, DetectorSettings, build_detector
 
 
 def save_detector(detector: Detector, folder: Path, about: dict[str, Any]) -> None:
-    """Write it whole or not at all; `about` is what `description` gave."""
+    """Write a detector atomically. `about` is the result of `description`."""
     write_state(folder, detector.state_dict(), {"detector": about})
 
 
 def load_detector(folder: str | Path) -> tuple[Detector, tuple[str, ...]]:
-    """A detector that `rbdc transfer` wrote, in evaluation mode, and the names of its classes.
+    """Load a detector that `rbdc transfer` wrote, in evaluation mode, with its class names.
 
-    `detector([image])` takes floats (3, H, W) in [0, 1] of any size, and gives for each image its
-    boxes, labels (from 1: the name of label n is the n-1st), scores and masks.
+    `detector([image])` takes floats (3, H, W) in [0, 1] of any size, and returns for each image its
+    boxes, labels, scores and masks. The class name of label n is `names[n - 1]`.
     """
     tensors, facts = read_state(Path(folder))
     try:
@@ -35,7 +35,7 @@ def load_detector(folder: str | Path) -> tuple[Detector, tuple[str, ...]]:
     except (KeyError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
-            f"{folder} holds no detector: {reason}", "Name a folder that rbdc transfer wrote."
+            f"{folder} contains no detector: {reason}", "Name a folder that rbdc transfer wrote."
         ) from None
     return detector.eval(), names
 
@@ -43,7 +43,7 @@ def load_detector(folder: str | Path) -> tuple[Detector, tuple[str, ...]]:
 def description(
     classifier: nn.Module, settings: DetectorSettings, class_names: tuple[str, ...]
 ) -> dict[str, Any]:
-    """What it takes to build a detector on such a classifier again, for JSON."""
+    """Return everything needed to build a detector on this classifier again, for JSON."""
     record: Any = classifier.pretrained_cfg
     return {
         "backbone": spec_of(classifier).to_json(),

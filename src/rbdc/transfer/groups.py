@@ -1,8 +1,9 @@
-"""Parameter groups: layer-wise decay of the learning rate, and who has weight decay.
+"""Parameter groups: layer-wise decay of the learning rate, and weight decay.
 
-timm computes them from the layers that a `Detector` tells it. A layer's rate is `layer_decay` times
-that of the next: heads and pyramid have the full rate, the last block 0.7 of it, the patch
-embedding 0.7^13 in a ViT of twelve blocks. Norms, biases and the position embedding do not decay.
+timm computes them from `Detector.group_matcher`. A layer's learning rate is `layer_decay` times
+that of the next: heads and pyramid have the full rate, the last block 0.7 times, and the patch
+embedding 0.7^13 times in a ViT of twelve blocks. Norms, biases and the position embedding have no
+weight decay.
 """
 
 from dataclasses import dataclass
@@ -17,16 +18,16 @@ from rbdc.transfer.detector import Detector
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterGroup:
-    """Parameters that are updated alike."""
+    """Parameters with the same learning rate and weight decay."""
 
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
     lr_scale: float
-    """What timm's schedules multiply the learning rate by."""
+    """Factor by which timm's schedules multiply the learning rate."""
     weight_decay: float
 
     def to_torch(self) -> dict[str, Any]:
-        """As an optimizer takes it. timm's schedules heed lr_scale; torch's do not."""
+        """Return the group for an optimizer. timm's schedules use lr_scale; torch's do not."""
         return {
             "params": list(self.parameters),
             "lr_scale": self.lr_scale,
@@ -44,12 +45,12 @@ class ParameterGroup:
 def parameter_groups(
     detector: Detector, *, weight_decay: float = 0.1, layer_decay: float = 0.7
 ) -> tuple[ParameterGroup, ...]:
-    """Every trainable parameter in exactly one group, from the first layer to the heads.
+    """Return groups from the first layer to the heads, with each trainable parameter in one.
 
-    For a ResNet a layer is a stage; its recipes have no layer-wise decay, which is 1.0.
+    The layers of a ResNet are its stages; its recipes use a `layer_decay` of 1.0, which is none.
     """
     if not 0 < layer_decay <= 1:
-        raise RecipeError(f"layer_decay is {layer_decay:g}", "It is above 0 and at most 1.")
+        raise RecipeError(f"layer_decay is {layer_decay:g}", "It must be above 0 and at most 1.")
     names = {id(parameter): name for name, parameter in detector.named_parameters()}
     groups = param_groups_layer_decay(
         detector,

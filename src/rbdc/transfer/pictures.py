@@ -1,4 +1,4 @@
-"""A sheet of images with what was found in them."""
+"""Draw predictions on a sheet of images."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 from rbdc.errors import DataError
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f5fa9")
-_INCHES = 3.2  # of a picture's width
+_INCHES = 3.2  # width of a picture
 _TITLE_INCHES = 0.3
 
 
@@ -25,15 +25,15 @@ def draw_sheet(
     columns: int = 4,
     most: int = 20,
 ) -> None:
-    """Images with boxes, masks, classes and scores; the best `most` objects of each. Where none has
-    `least_score` the best is drawn all the same: an empty sheet would say less.
+    """Draw images with the boxes, masks, classes and scores of their best `most` objects.
 
-    `images` are floats (3, H, W) in [0, 1], `outputs` what a detector gives for them; targets,
-    which have no scores, can be drawn the same way. The path's suffix decides the format.
+    Objects below `least_score` are not drawn; if an image has no others, its best one is. `images`
+    are floats (3, H, W) in [0, 1], and `outputs` a detector's outputs, or targets, which have no
+    scores. The suffix of `path` decides the file format.
     """
     if not images:
         raise DataError("there is no image to draw", "Give at least one.")
-    from matplotlib.figure import Figure  # heavy, and only pictures need it
+    from matplotlib.figure import Figure  # slow to import, and only needed here
 
     columns = min(columns, len(images))
     rows = -(-len(images) // columns)
@@ -59,7 +59,7 @@ def draw_sheet(
 
 
 def draw_objects(image: Tensor, output: Mapping[str, Tensor]) -> Tensor:
-    """uint8 pixels of the image under the masks and boxes of `output`."""
+    """Return the image as uint8 with the masks and boxes of `output` drawn on it."""
     pixels = (image.cpu().clamp(0, 1) * 255).round().to(torch.uint8)
     if not len(output["boxes"]):
         return pixels

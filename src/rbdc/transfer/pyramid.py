@@ -1,4 +1,4 @@
-"""ViTDet's simple feature pyramid: four scales from the one that a plain transformer has.
+"""ViTDet's simple feature pyramid: several scales from the single scale of a transformer.
 
 Li, Mao, Girshick, He: Exploring Plain Vision Transformer Backbones for Object Detection (2022).
 """
@@ -16,18 +16,18 @@ Norm = Literal["layer", "batch", "none"]
 
 
 class SimpleFPN(nn.Module):
-    """Maps of strides 4, 8, 16 and 32, and 64 by pooling, from one of stride `stride`.
+    """Feature maps of strides 4, 8, 16, 32 and 64 from one map of stride `stride`.
 
-    Finer maps come by transposed convolutions that halve the channels, coarser ones by pooling;
-    then each has a 1 x 1 and a 3 x 3 convolution of its own, normed. The maps are called as those
-    of torchvision's FPN: "0" to "3", and "pool".
+    Finer maps are made by transposed convolutions that halve the channels, coarser ones by pooling.
+    Then each has its own 1 x 1 and 3 x 3 convolution with norms. The maps are named as in
+    torchvision's FPN: "0" to "3", and "pool".
     """
 
     def __init__(
         self, in_channels: int, stride: int, out_channels: int = 256, norm: Norm = "layer"
     ) -> None:
         super().__init__()
-        assert log2(stride).is_integer(), "torchvision's heads take powers of two"
+        assert log2(stride).is_integer(), "torchvision's heads need powers of two"
         self.out_channels = out_channels
         self.stages = nn.ModuleList(
             _stage(in_channels, round(log2(stride / wanted)), out_channels, norm)
@@ -46,7 +46,7 @@ def _stage(channels: int, doublings: int, out_channels: int, norm: Norm) -> nn.S
     for left in range(doublings, 0, -1):
         layers.append(nn.ConvTranspose2d(channels, channels // 2, kernel_size=2, stride=2))
         channels //= 2
-        if left > 1:  # after the last one come the convolutions, with norms of their own
+        if left > 1:  # the convolutions after the last one have norms
             layers += [_norm(norm, channels), nn.GELU()]
     for size, given in ((1, channels), (3, out_channels)):
         layers += [
@@ -57,7 +57,7 @@ def _stage(channels: int, doublings: int, out_channels: int, norm: Norm) -> nn.S
 
 
 def _norm(norm: Norm, channels: int) -> nn.Module:
-    if norm == "layer":  # over the channels of a place, as in the transformer: ViTDet's own choice
+    if norm == "layer":  # over the channels of each position, as ViTDet does
         module: nn.Module = LayerNorm2d(channels)
         return module
     return nn.BatchNorm2d(channels) if norm == "batch" else nn.Identity()

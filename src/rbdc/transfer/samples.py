@@ -1,4 +1,4 @@
-"""What a detector is given: an image and its objects, as a function of (seed, epoch, image)."""
+"""The samples of a detector, an image and its objects, as a function of (seed, epoch, image)."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,21 +21,23 @@ from rbdc.transfer.coco import CocoSet, Picture, masks_of
 
 Target = dict[str, Tensor]
 Sample = tuple[Tensor, Target]
-_GREY = 128  # around a jittered image
+_GREY = 128  # padding of a jittered image
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Views:
-    """How a training image is changed: flipped, and resized; the paper's, unless said otherwise."""
+    """The augmentation of training images: flips and resizing. The defaults are the paper's."""
 
     min_size: tuple[int, ...] = (800,)
-    """Pixels of the short side; of several, one is drawn for each image."""
+    """Pixels of the shorter side; if several, one is drawn for each image."""
     max_size: int = 1333
+    """Largest number of pixels of the longer side."""
     flip: float = 0.5
-    """The probability of a mirror image."""
+    """Probability of a horizontal flip."""
     jitter: tuple[float, float] | None = None
-    """Large-scale jitter instead: to a scale drawn from this range, relative to a square of
-    `jitter_size` pixels, which is then cut out. (0.1, 2.0) is usual."""
+    """Range of large-scale jitter, which replaces resizing to `min_size`. The image is resized by a
+    factor drawn from this range, relative to a square of `jitter_size` pixels, and then cropped to
+    that square. (0.1, 2.0) is usual; None for no jitter."""
     jitter_size: int = 1024
 
     def __post_init__(self) -> None:
@@ -44,13 +46,13 @@ class Views:
             raise RecipeError(
                 f"views of {self.min_size} to {self.max_size} px, flipped with probability "
                 f"{self.flip:g}, jittered in {self.jitter_size} px",
-                "Sizes are positive, none above max_size; a probability is between 0 and 1.",
+                "Sizes must be positive and at most max_size, and the probability between 0 and 1.",
             )
         if self.jitter is not None and not 0 < self.jitter[0] <= self.jitter[1]:
             raise RecipeError(f"the jitter is {self.jitter}", "Give (least, greatest), above 0.")
 
     def transform(self) -> v2.Transform:
-        """torchvision's transforms, in the order they are applied."""
+        """Return the augmentation as a torchvision transform."""
         if self.jitter is None:
             steps = [v2.RandomShortestSize(list(self.min_size), max_size=self.max_size)]
         else:
@@ -65,7 +67,7 @@ class Views:
                 v2.RandomHorizontalFlip(self.flip),
                 *steps,
                 v2.ClampBoundingBoxes(),
-                v2.SanitizeBoundingBoxes(),  # objects that were cut away
+                v2.SanitizeBoundingBoxes(),  # remove objects outside the crop
             ]
         )
 
@@ -74,13 +76,13 @@ class Views:
 
 
 class DetectionSamples(Dataset[Sample]):
-    """Images and targets as torchvision's Mask R-CNN takes them.
+    """Images and targets in the format of torchvision's Mask R-CNN.
 
-    It is indexed by (epoch, image), and a sample depends on these and the seed alone: not on
-    workers, nor on what was read before. Without `views` images are as they are in their files,
-    which is for evaluation. Images are float32 (3, H, W) in [0, 1]. A target has boxes (N, 4) as
-    left, top, right, bottom; labels (N,) from 1; masks (N, H, W) of 0 and 1; and image_id. N may be
-    0. Crowds are not in it: torchvision's losses could only take one for a single object.
+    Samples are indexed by (epoch, image), and depend only on these and the seed. Without `views`,
+    images are not augmented, for evaluation. Images are float32 (3, H, W) in [0, 1]. A target has
+    boxes (N, 4) as left, top, right, bottom; labels (N,) from 1; masks (N, H, W) of 0 and 1; and
+    image_id. N may be 0. Crowds are left out, because torchvision's losses would treat each as a
+    single object.
     """
 
     def __init__(
@@ -107,11 +109,11 @@ class DetectionSamples(Dataset[Sample]):
                 set_seeds(derive_seed(self.seed, "sample", epoch, index), numpy=False)
                 image, target = self._transform(image, target)
         pixels = image.as_subclass(Tensor).to(torch.float32) / 255
-        plain = {key: value.as_subclass(Tensor) for key, value in target.items()}
-        return pixels, plain | {"image_id": torch.tensor(picture.id)}
+        tensors = {key: value.as_subclass(Tensor) for key, value in target.items()}
+        return pixels, tensors | {"image_id": torch.tensor(picture.id)}
 
     def __getitems__(self, tokens: list[tuple[int, int]]) -> list[Sample] | DataError:
-        """A batch, as the loader's workers read it; what is wrong with it is said by the loader."""
+        """Return a batch, in a worker of the loader. A DataError is returned, not raised."""
         try:
             return [self[token] for token in tokens]
         except DataError as error:
@@ -129,7 +131,7 @@ class DetectionSamples(Dataset[Sample]):
 
 
 def read_pixels(picture: Picture) -> Tensor:
-    """uint8 (3, H, W). Of the size that the annotations are for, or an error that names it."""
+    """Read an image as uint8 (3, H, W). Refuse one that differs in size from its annotations."""
     try:
         image = Image.open(BytesIO(picture.location.read()), formats=FORMATS).convert("RGB")
     except BAD_IMAGE as error:

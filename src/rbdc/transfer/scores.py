@@ -1,7 +1,7 @@
 """Mean average precision by pycocotools, and predictions in COCO's results format.
 
-Boxes and masks go into a file each. One file would hold both, but pycocotools then takes a mask for
-as large as its box, and counts it among the small, medium or large ones by that.
+Boxes and masks are written to separate files. If a file had both, pycocotools would use the area of
+the box, not of the mask, to tell small, medium and large masks apart.
 """
 
 import io
@@ -22,17 +22,16 @@ from rbdc.transfer.coco import CocoSet, Region, pycocotools, read_annotations, r
 BOXES, MASKS = "boxes.json", "masks.json"
 Kind = Literal["bbox", "segm"]
 Entry = dict[str, Any]  # a prediction as COCO writes it
-_MASK_THRESHOLD = 0.5  # of a pixel's probability
-_HUNDREDTHS = 2  # digits of a pixel that are kept, as COCO's own files do
+_MASK_THRESHOLD = 0.5  # probability above which a pixel belongs to a mask
+_HUNDREDTHS = 2  # decimal places of box coordinates, as in COCO's own files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
-    """pycocotools' twelve numbers, in its order, as fractions; None where nothing was to be found.
+    """pycocotools' twelve numbers, in its order, as fractions; None if there are no such objects.
 
-    `ap` is the mean over the thresholds 0.50, 0.55, ..., 0.95 of intersection over union and over
-    categories; small is below 32 x 32 pixels, large above 96 x 96. `ar` is recall with so many
-    detections an image.
+    `ap` is the mean over categories and the IoU thresholds 0.50, 0.55, ..., 0.95. Small objects are
+    below 32 x 32 pixels, large ones above 96 x 96. `arN` is the recall with N detections per image.
     """
 
     ap: float | None
@@ -48,11 +47,13 @@ class Precision:
     ar_medium: float | None
     ar_large: float | None
     by_class: Mapping[str, float | None] = field(default_factory=dict)
-    """`ap` of each category, where it was asked for."""
+    """`ap` of each category; empty unless requested."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DetectionScores:
+    """The precision of boxes and of masks."""
+
     boxes: Precision
     masks: Precision
 
@@ -60,7 +61,7 @@ class DetectionScores:
         return asdict(self)
 
     def __str__(self) -> str:
-        """The paper's table: percent, boxes and masks, then by class if asked for."""
+        """Return a table in percent for boxes and masks, and for each class if requested."""
         names = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
         lines = [f"{'':6}" + "".join(f"{head:>7}" for head in ("mAP", "50", "75", "S", "M", "L"))]
         for title, scores in (("box", self.boxes), ("mask", self.masks)):
@@ -80,8 +81,11 @@ def _percent(value: float | None) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """Predictions in COCO's results format: image_id, category_id, score, and bbox (left, top,
-    width, height) or segmentation (a compressed run-length code)."""
+    """Predictions in COCO's results format.
+
+    An entry has image_id, category_id, score, and bbox (left, top, width, height) or segmentation
+    (a compressed run-length code).
+    """
 
     boxes: tuple[Entry, ...] = ()
     masks: tuple[Entry, ...] = ()
@@ -90,14 +94,14 @@ class Results:
         return Results(boxes=self.boxes + other.boxes, masks=self.masks + other.masks)
 
     def write(self, folder: Path) -> None:
-        """`boxes.json` and `masks.json`, which pycocotools' loadRes reads."""
+        """Write `boxes.json` and `masks.json`, which pycocotools' loadRes can read."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, entries in ((BOXES, self.boxes), (MASKS, self.masks)):
             write_text(folder / name, json.dumps(entries))
 
 
 def read_results(folder: Path) -> Results:
-    """What `Results.write` wrote, or anyone else in that format."""
+    """Read `boxes.json` and `masks.json` in COCO's results format."""
     return Results(boxes=_entries(folder / BOXES, "bbox"), masks=_entries(folder / MASKS, "segm"))
 
 
@@ -112,7 +116,7 @@ def _entries(path: Path, kind: Kind) -> tuple[Entry, ...]:
     if not isinstance(content, list) or not all(
         isinstance(entry, dict) and keys <= entry.keys() for entry in content
     ):
-        raise DataError(f"{path} does not hold COCO's results", remedy)
+        raise DataError(f"{path} is not in COCO's results format", remedy)
     return tuple(content)
 
 
@@ -122,10 +126,10 @@ def results_of(
     data: CocoSet,
     class_names: Sequence[str],
 ) -> Results:
-    """A detector's outputs in COCO's format and with the ids of `data`.
+    """Convert a detector's outputs to COCO's results format with the ids of `data`.
 
-    `class_names` are those of the labels, from 1. Objects of a class that `data` has not cannot be
-    scored, and are left out.
+    `class_names` are the names of the labels from 1. Objects of classes that `data` lacks are left
+    out.
     """
     category = {label: id for id, label in data.labels(class_names).items()}
     encode = pycocotools("mask").encode
@@ -150,8 +154,10 @@ def results_of(
 
 
 def score(annotations: Path, results: Results, *, by_class: bool = False) -> DetectionScores:
-    """pycocotools' verdict on `results`, against all images and objects of the JSON, less what is
-    dropped and counted when it is read."""
+    """Evaluate `results` with pycocotools on all images of the JSON file.
+
+    Objects that `read_coco` drops are not counted.
+    """
     truth = _truth(annotations)
     return DetectionScores(
         boxes=_precision(truth, results.boxes, "bbox", by_class),
@@ -160,8 +166,8 @@ def score(annotations: Path, results: Results, *, by_class: bool = False) -> Det
 
 
 def _precision(truth: Any, entries: Iterable[Entry], kind: Kind, by_class: bool) -> Precision:
-    entries = [dict(entry) for entry in entries]  # pycocotools adds to them
-    with redirect_stdout(io.StringIO()):  # it prints what it does
+    entries = [dict(entry) for entry in entries]  # pycocotools changes them
+    with redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         evaluation = pycocotools("cocoeval").COCOeval(truth, _detections(truth, entries), kind)
         evaluation.evaluate()
         evaluation.accumulate()
@@ -183,7 +189,9 @@ def _by_class(truth: Any, evaluation: Any) -> dict[str, float | None]:
 
 
 def _known(value: float) -> float | None:
-    return None if value < 0 else float(value)  # pycocotools' -1: there was nothing to be found
+    return (
+        None if value < 0 else float(value)
+    )  # pycocotools returns -1 if there are no such objects
 
 
 def _detections(truth: Any, entries: list[Entry]) -> Any:
@@ -196,12 +204,14 @@ def _detections(truth: Any, entries: list[Entry]) -> Any:
                 "Score them against the annotations they were made for.",
             )
         return truth.loadRes(entries)
-    return _coco({**truth.dataset, "annotations": []})  # loadRes cannot take none
+    return _coco({**truth.dataset, "annotations": []})  # loadRes fails on an empty list
 
 
 def _truth(annotations: Path) -> Any:
-    """The JSON as pycocotools takes it: without the objects that `read_coco` drops, and with what
-    it needs and some files lack."""
+    """Return the annotations as a COCO object of pycocotools.
+
+    Objects that `read_coco` drops are removed, and fields that some files lack are added.
+    """
     content = read_annotations(annotations)
     sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
     kept = [
@@ -210,7 +220,7 @@ def _truth(annotations: Path) -> Any:
         if isinstance(region_of(entry, *sizes[entry["image_id"]]), Region)
     ]
     for number, entry in enumerate(kept, start=1):
-        entry["id"] = number  # an id of 0 would count as not found
+        entry["id"] = number  # pycocotools would treat an id of 0 as unmatched
         entry.setdefault("iscrowd", 0)
         entry.setdefault("area", entry["bbox"][2] * entry["bbox"][3])
     return _coco({**content, "annotations": kept})

@@ -1,8 +1,8 @@
-"""A classifier's weights for a detector's backbone: an explicit loader that accounts for every key.
+"""Load a classifier's weights into a detector's backbone, and report on every key.
 
-A ViT's distillation and class tokens have no place in a map of features. They go, and with them
+A ViT's class and distillation tokens are not part of a feature map. They are removed together with
 their entries at the front of the position embedding, so that each patch keeps the position it was
-trained with. Nothing is skipped in silence: a key is used, changed or left, and the report says so.
+trained with. No key is ignored silently: the report lists each as used, changed or left out.
 """
 
 import re
@@ -19,26 +19,26 @@ from rbdc.errors import CheckpointError, ModelError
 from rbdc.models import as_spec, load, shapes_of
 from rbdc.models.folder import read_weights
 
-LISTED = 5  # keys that a message names before it says how many more there are
+LISTED = 5  # number of keys that an error message names
 PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed"
 _LEFT = (
-    (r"(cls|dist|reg)_token$", "no place in a map of features"),
-    (r"(fc_)?norm\.", "a pyramid takes the last block's output as it is"),
-    (r"(head(_dist|_drop)?|attn_pool|fc)\.", "the classifier's"),
-    (r".*\.num_batches_tracked$", "frozen statistics count no batches"),
+    (r"(cls|dist|reg)_token$", "not part of a feature map"),
+    (r"(fc_)?norm\.", "the pyramid uses the last block's output without a norm"),
+    (r"(head(_dist|_drop)?|attn_pool|fc)\.", "part of the classifier"),
+    (r".*\.num_batches_tracked$", "frozen statistics have no counter"),
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightReport:
-    """What became of each tensor of a classifier: its key is in exactly one of the three."""
+    """What each tensor of a classifier was used for. Each key is in exactly one of the fields."""
 
     used: tuple[str, ...]
-    """Copied as they are."""
+    """Keys of tensors that were copied unchanged."""
     changed: Mapping[str, str] = field(default_factory=dict)
-    """Key -> what was done to it."""
+    """Change made to each tensor that was adapted, by key."""
     left: Mapping[str, str] = field(default_factory=dict)
-    """Key -> why the backbone has no use for it."""
+    """Reason why a tensor was left out, by key."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -54,25 +54,25 @@ def open_classifier(
     arguments: Mapping[str, Any] | None = None,
     use_ema: bool = True,
 ) -> nn.Module:
-    """`rbdc.models.load`; of a weight file of another architecture, the first keys are listed."""
+    """Load a classifier with `rbdc.models.load`. Name the first keys that do not fit."""
     path = Path(path)
     if path.is_file() and model is not None:
         expected = shapes_of(as_spec(model, **(arguments or {})))
         found = read_weights(path, use_ema)
-        # The width is not known yet, so shapes may differ; names may not.
+        # The width is not known yet, so only names are compared, not shapes.
         odd = [f"{key} is missing" for key in expected if key not in found]
-        odd += [f"{key} is not of it" for key in found if key not in expected]
+        odd += [f"{key} is unexpected" for key in found if key not in expected]
         if odd:
             raise CheckpointError(
-                f"{path} does not hold {model}: {_listed(odd)}",
-                f"{len(expected)} keys were expected, from {next(iter(expected))} on: name the "
-                "architecture the weights are of, and its arguments.",
+                f"{path} does not contain weights of {model}: {_listed(odd)}",
+                f"{len(expected)} keys were expected, from {next(iter(expected))} on: give the "
+                "architecture of the weights, and its arguments.",
             )
     return load(path, model=model, arguments=arguments, use_ema=use_ema)
 
 
 def fill_vit(body: nn.Module, classifier: nn.Module) -> WeightReport:
-    """Put the weights of a timm VisionTransformer into a VisionTransformerSAM of its size."""
+    """Copy the weights of a timm VisionTransformer into a VisionTransformerSAM of its size."""
     expected, found = body.state_dict(), classifier.state_dict()
     state: dict[str, Tensor] = {}
     changed: dict[str, str] = {}
@@ -91,7 +91,7 @@ def fill_vit(body: nn.Module, classifier: nn.Module) -> WeightReport:
 
 
 def account(body: nn.Module, classifier: nn.Module) -> WeightReport:
-    """The report of a backbone that is a part of the classifier itself, as ResNet's is."""
+    """Return the report on a backbone that is part of the classifier, as a ResNet's is."""
     expected, found = body.state_dict(), classifier.state_dict()
     left = _left(found, expected)
     _check(expected, found, [key for key in found if key not in expected and key not in left])
@@ -99,11 +99,11 @@ def account(body: nn.Module, classifier: nn.Module) -> WeightReport:
 
 
 def _fit(key: str, tensor: Tensor, expected: Tensor, tokens: list[str]) -> tuple[Tensor, str]:
-    """The tensor as the backbone has it, and what was done to it."""
+    """Return the tensor in the backbone's shape, and a description of the change."""
     if key == POSITIONS and tensor.ndim == 3:
         grid = expected.shape[1:3]
         prefix = tensor.shape[1] - prod(grid)
-        if prefix >= 0:  # what is not the grid's belongs to the tokens before it
+        if prefix >= 0:  # entries before the grid's belong to the tokens
             gone = f"positions of {' and '.join(tokens)} left out, " if prefix else ""
             done = f"{gone}reshaped to a grid of {grid[0]} x {grid[1]}"
             return tensor[:, prefix:].reshape(1, *grid, -1), done
@@ -125,7 +125,7 @@ def _left(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[s
 
 
 def _check(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], surplus: list[str]) -> None:
-    """Every key of the backbone is there in its shape, and every key given is accounted for."""
+    """Refuse missing keys, wrong shapes, and keys that are neither used nor left out."""
     odd = []
     for key, tensor in expected.items():
         shape = tuple(tensor.shape)
@@ -133,11 +133,11 @@ def _check(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], surplus:
             odd.append(f"{key} is missing, {shape} was expected")
         elif state[key].shape != tensor.shape:
             odd.append(f"{key} is {tuple(state[key].shape)}, {shape} was expected")
-    odd += [f"{key} is there, no such key was expected" for key in surplus]
+    odd += [f"{key} was not expected" for key in surplus]
     if odd:
         raise ModelError(
             f"these weights do not fit a detector's backbone: {_listed(odd)}",
-            "Use a plain ViT or DeiT (timm's VisionTransformer with its ordinary blocks), "
+            "Use a standard ViT or DeiT (timm's VisionTransformer with its default blocks), "
             "or a ResNet.",
         )
 
