@@ -1,4 +1,10 @@
-"""One run at a time in a folder, and who it is."""
+"""A lock on a run's folder, which names its holder.
+
+The `filelock` package is no replacement. Its FileLock survives the death of a process with forked
+workers, but has no shared mode, which `--node` needs. Its ReadWriteLock has one, but its lock file
+is a SQLite database, so the holder's name would need a second file, and old run.lock files, which
+contain JSON, could not be opened.
+"""
 
 import errno
 import fcntl
@@ -17,10 +23,11 @@ from rbdc.jobs.layout import LOCK
 
 @contextmanager
 def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold the folder's lock; if someone else does, on whatever machine that shares the folder,
-    name them. A process that dies, however it dies, holds it no more.
+    """Hold the folder's lock, or raise a RunError that names the process which holds it.
 
-    A shared lock is held by any number at a time, but not beside one that is not; it has no name.
+    The lock works across machines that share the folder, and is released when the process dies.
+    Any number of processes can hold a shared lock, but not together with an exclusive one. Only the
+    holder of an exclusive lock is named.
     """
     with (folder / LOCK).open("a+") as file:
         try:
@@ -50,13 +57,13 @@ def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 def holder(folder: Path) -> dict[str, Any] | None:
-    """Who works in the folder, or None. The lock itself is not touched by looking."""
+    """Return the host, process id and start of the folder's exclusive holder, or None."""
     try:
         who = _content((folder / LOCK).read_text())
     except OSError:
         return None
     if who.get("host") == socket.gethostname() and not _is_alive(who.get("pid")):
-        return None  # it was killed
+        return None  # the process was killed
     return who or None
 
 
@@ -65,7 +72,7 @@ def _is_alive(pid: Any) -> bool:
         os.kill(int(pid), 0)
     except (ProcessLookupError, TypeError, ValueError):
         return False
-    except PermissionError:  # someone else's
+    except PermissionError:  # a process of another user
         return True
     return True
 
