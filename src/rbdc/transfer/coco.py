@@ -125,7 +125,7 @@ def check_splits(train: CocoSet, val: CocoSet) -> None:
             raise DataError(
                 f"{split.annotations} has no objects" + (f" left ({reasons})" if reasons else ""),
                 "Both splits need objects with boxes and masks; test sets without annotations "
-                "cannot be used.",
+                "cannot be scored.",
             )
     if not val.labels(train.class_names):
         names = ", ".join(val.class_names[:5])
@@ -335,7 +335,7 @@ def _locate(path: Path, folder: Path, name: str) -> ImageLocation:
     file = folder / name
     if not file.is_file():
         raise DataError(
-            f"{file}, which {path} lists, is missing",
+            f"{file} is missing, but {path} lists it",
             "Put the image there, or give the folder that contains the images.",
         )
     return locate_image(file)
