@@ -335,7 +335,7 @@ def _rank(rank: int, port: int, prepared: Training, output: Path) -> None:
 
 def test_several_processes_on_one_model(folder: Path, tmp_path: Path, drive: Drive) -> None:
     """A group of Ray Train, of which one is killed, makes what two processes of torchrun do."""
-    prepared = small_tree(folder, DEIT, **LONG)
+    prepared = small_tree(folder, DEIT, **{**LONG, "epochs": 12.0})
     driver = drive(prepared, tmp_path / "run", workers_per_job=(2, 1), cpus_per_job=(2, 1))
     target = driver.folder(driver.jobs["target"])
     driver.until(lambda: list(target.glob("checkpoints/step-*")))

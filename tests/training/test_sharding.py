@@ -35,7 +35,7 @@ def a_task(name: str) -> Task:
         own = {"opt": "sgd", "lr": 0.01, "batch_size": 20}
     recipe, data = small_recipe(mixup=0.3, clip_grad=1.0, **own), small_data()
     spec = fit_to_data(ModelSpec(name=name, arguments=TINY[name]), data, recipe)
-    epochs = 15 * recipe.batch_size / len(data.train)  # 15 steps
+    epochs = 12 * recipe.batch_size / len(data.train)  # 12 steps
     image = image_format(spec, recipe, data)
     return Task(
         model=spec,
@@ -100,9 +100,16 @@ def alone(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """What two processes that each have all weights train: a ResNet's norms see a half batch."""
-    name = request.param
-    folder = made_once(tmp_path_factory, f"ddp-{name}", lambda at: sit(name, at, ("ddp", 2, 0)))
-    yield name, load_file(folder / "model" / WEIGHTS)
+    yield request.param, of_two(request.param, "ddp", tmp_path_factory)
+
+
+def of_two(
+    name: str, parallel: Parallel, factory: pytest.TempPathFactory
+) -> dict[str, torch.Tensor]:
+    """Return the model that two processes train without a stop."""
+    folder = made_once(factory, f"{parallel}-{name}", lambda at: sit(name, at, (parallel, 2, 0)))
+    weights: dict[str, torch.Tensor] = load_file(folder / "model" / WEIGHTS)
+    return weights
 
 
 def assert_close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
@@ -111,9 +118,11 @@ def assert_close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) 
         torch.testing.assert_close(right[name], tensor, rtol=5e-3, atol=5e-5, msg=name)
 
 
-def test_they_train_the_model_of_those_that_have_all_weights(alone: Any, tmp_path: Path) -> None:
+def test_they_train_the_model_of_those_that_have_all_weights(
+    alone: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     name, expected = alone
-    assert_close(expected, sit(name, tmp_path / "run", ("fsdp", 2, 0)))
+    assert_close(expected, of_two(name, "fsdp", tmp_path_factory))
 
 
 def test_any_goes_on_with_what_any_saved(alone: Any, tmp_path: Path) -> None:
@@ -125,8 +134,10 @@ def test_any_goes_on_with_what_any_saved(alone: Any, tmp_path: Path) -> None:
     assert_close(expected, sit(name, tmp_path / "run", *sittings))
 
 
-def test_stopped_they_end_with_the_same_bits(tmp_path: Path) -> None:
-    straight = sit(DEIT, tmp_path / "straight", ("fsdp", 2, 0))
+def test_stopped_they_end_with_the_same_bits(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    straight = of_two(DEIT, "fsdp", tmp_path_factory)
     stopped = sit(DEIT, tmp_path / "stopped", ("fsdp", 2, 2), ("fsdp", 2, 3), ("fsdp", 2, 0))
     for name, tensor in straight.items():
         assert torch.equal(tensor, stopped[name]), name
