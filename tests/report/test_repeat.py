@@ -37,7 +37,8 @@ def test_however_much_was_asked_for_the_epochs_come_out_again(
     )
     images = asked.get("images", 4000)
     plan = rbdc.make_plan(spec, images=images, **{name: getattr(request, name) for name in PLAN})
-    said = repeat_settings(
+    asked_for = json.loads(json.dumps(request.to_json()))
+    said = repeat_settings({**read_run(finished), "request": asked_for})
         {**read_run(finished), "request": json.loads(json.dumps(request.to_json()))}
     )
     written, _ = split_settings(yaml.safe_load(yaml.safe_dump(said)))
