@@ -39,8 +39,6 @@ def test_however_much_was_asked_for_the_epochs_come_out_again(
     plan = rbdc.make_plan(spec, images=images, **{name: getattr(request, name) for name in PLAN})
     asked_for = json.loads(json.dumps(request.to_json()))
     said = repeat_settings({**read_run(finished), "request": asked_for})
-        {**read_run(finished), "request": json.loads(json.dumps(request.to_json()))}
-    )
     written, _ = split_settings(yaml.safe_load(yaml.safe_dump(said)))
     again = rbdc.make_plan(spec, images=images, **{name: getattr(written, name) for name in PLAN})
     assert [stage.epochs for stage in again.stages] == [stage.epochs for stage in plan.stages]
