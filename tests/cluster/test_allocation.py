@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rbdc
-from rbdc.cluster import allocate, demands_of, plan_cluster, simulate
+from rbdc.cluster.allocation import allocate, demands_of, plan_cluster
+from rbdc.cluster.timetable import simulate
 from rbdc.errors import PlanError
 from rbdc.growth import Setting
 from rbdc.growth.rbdc import Rbdc

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from rbdc.cluster import soonest
+from rbdc.cluster.allocation import soonest
 from rbdc.errors import RunError
 from rbdc.jobs.job import Job
 from rbdc.plan import Scaling

@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rbdc.cluster import STANDARD, ClusterPlan, Row, Slot, Timetable
+from rbdc.cluster.allocation import STANDARD, ClusterPlan
+from rbdc.cluster.timetable import Row, Slot, Timetable
 from rbdc.plan import Stage
 from rbdc.report.plan import LEVEL_COLOURS
 
