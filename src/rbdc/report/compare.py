@@ -198,7 +198,7 @@ def _draw_flops(summary: Mapping[str, Any], path: Path) -> None:
         "FLOPs of all models, relative to standard training (points moved aside to be seen);\n"
         "in grey, epochs of one model of each level"
     )
-    _draw_curves(figure, axes, summary, "flops", aside=0.03 * margin)
+    _draw_curves(axes, summary, "flops", aside=0.03 * margin)
     save_figure(figure, path)
 
 
@@ -244,7 +244,7 @@ def _draw_side_by_side(summary: Mapping[str, Any], path: Path) -> None:
 def _draw_time(summary: Mapping[str, Any], path: Path) -> None:
     figure, axes = new_figure(_title(summary), (9, 4.4))
     axes.set_xlabel("minutes of training and evaluation, of all models one after the other")
-    _draw_curves(figure, axes, summary, "seconds", unit=60.0)
+    _draw_curves(axes, summary, "seconds", unit=60.0)
     save_figure(figure, path)
 
 
@@ -255,12 +255,7 @@ def _title(summary: Mapping[str, Any]) -> str:
 
 
 def _draw_curves(
-    figure: Any,
-    axes: Any,
-    summary: Mapping[str, Any],
-    x: str,
-    unit: float = 1.0,
-    aside: float = 0.0,
+    axes: Any, summary: Mapping[str, Any], x: str, *, unit: float = 1.0, aside: float = 0.0
 ) -> None:
     """Draw a curve of each protocol over x / unit, moved aside so that bars can be seen."""
     metric, curves = find_metric(summary["metric"]), _curves(summary)
@@ -282,7 +277,7 @@ def _draw_curves(
         )
     axes.set_ylabel(metric.axis)
     axes.grid(axis="y", color="0.9")
-    figure.legend(loc="outside right upper", frameon=False)
+    axes.figure.legend(loc="outside right upper", frameon=False)
 
 
 def _curves(summary: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -42,7 +42,7 @@ def detectors_part(nodes: Nodes, result: Mapping[str, Any], missing: list[str]) 
 
 def _costs(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the costs of the detectors, each once with the backbones that have it."""
-    found: list[dict[str, Any]] = []
+    found: dict[str, dict[str, Any]] = {}
     for row in rows:
         cost = row.get("cost")
         if not isinstance(cost, dict) or not isinstance(cost.get("parameters"), dict):
@@ -54,8 +54,6 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 for name, count in cost["parameters"].items()
             ]
         }
-        same = next((one for one in found if one["cost"] == shown), None)
-        if same is None:
-            found.append(same := {"cost": shown, "backbones": []})
+        same = found.setdefault(repr(shown), {**shown, "backbones": []})
         same["backbones"].append(row.get("backbone"))
-    return [{**one["cost"], "backbones": one["backbones"]} for one in found]
+    return list(found.values())

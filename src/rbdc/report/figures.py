@@ -131,11 +131,10 @@ def draw_blocks(node: Node, path: Path, *, standard: Node | None = None) -> bool
     ratios = block_ratios(node)
     if ratios is None:
         return False
-    names = [name.removesuffix(".weight") for name in node["blocks"]["names"]]
-    height = max(3.6, 0.9 + 0.15 * min(len(names), _MOST_NAMES))
+    height = max(3.6, 0.9 + 0.15 * min(ratios.shape[1], _MOST_NAMES))
     figure, (left, right) = new_figure("", (9.5, height), 1, 2, width_ratios=[3, 2])
     figure.get_layout_engine().set(wspace=0.06)
-    _heat_map(figure, left, node["blocks"]["epoch"], names, ratios)
+    _heat_map(figure, left, node["blocks"], ratios)
     curves = [(node, ratios, _colour(node), _name(node))]
     if standard is not None and (others := block_ratios(standard)) is not None:
         curves.append((standard, others, _BLACK, "standard training"))
@@ -167,13 +166,8 @@ def block_ratios(node: Node) -> np.ndarray[Any, Any] | None:
     return ratios
 
 
-def _heat_map(
-    figure: Any,
-    axes: Any,
-    epochs: Sequence[float],
-    names: Sequence[str],
-    ratios: np.ndarray[Any, Any],
-) -> None:
+def _heat_map(figure: Any, axes: Any, blocks: Mapping[str, Any], ratios: Any) -> None:
+    epochs, names = blocks["epoch"], [name.removesuffix(".weight") for name in blocks["names"]]
     mesh = axes.pcolormesh(
         _edges(epochs), np.arange(len(names) + 1), ratios.T, cmap="viridis", vmin=0
     )

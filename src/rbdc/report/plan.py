@@ -27,8 +27,9 @@ def plan_table(plan: Plan) -> RenderableType:
     for column in ("epochs\neach", "forward\nFLOPs", "training\nFLOPs", "share"):
         table.add_column(column, justify="right", no_wrap=True)
     for stage in reversed(plan.stages):
+        indent = "  " * stage.level + ("└ " if stage.level else "")  # as a tree
         table.add_row(
-            _models(stage),
+            f"{indent}{stage.models} × width {stage.width:g}",
             _size(stage),
             _epochs(stage.epochs),
             scaled(stage.forward_flops),
@@ -66,12 +67,6 @@ def save_plan_plot(plan: Plan, path: Path) -> None:
 
 def _steps(plan: Plan) -> str:
     return counted(plan.steps, "recursive step") if plan.steps else "standard training"
-
-
-def _models(stage: Stage) -> str:
-    """Return number and width of a stage's models, indented as a tree: '    └ 4 × width 0.25'."""
-    indent = "  " * stage.level + ("└ " if stage.level else "")
-    return f"{indent}{stage.models} × width {stage.width:g}"
 
 
 def _size(stage: Stage) -> str:
