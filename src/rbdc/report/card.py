@@ -90,7 +90,7 @@ def _write(folder: Path, run: Path, content: Mapping[str, Any], license: str | N
         CURVES: draw_curves(content["nodes"].values(), curves, baseline_flops=scale),
     }
     figures = [name for name, there in drawn.items() if there]
-    card = card_text(content, config["pretrained_cfg"], license=license, figures=figures)
+    card = card_text(content, config["pretrained_cfg"], license, figures)
     (folder / CARD).write_text(card, encoding="utf-8")
     for path in (*folder.rglob("*"), folder):
         sync(path)
@@ -111,23 +111,19 @@ def _check_finished(run: Path) -> None:
         )
     nodes, result = status["nodes"], status["result"] or {"nodes": {}}
     if not all(node["state"] == "done" and node["name"] in result["nodes"] for node in nodes):
+        trainings = [node for node in nodes if node["kind"] == "train"]
+        done = sum(node["state"] == "done" for node in trainings)
+        share = status["spent_flops"] / status["planned_flops"]
+        failed = [f", and {node['name']} failed" for node in nodes if node["state"] == "failed"]
         raise RunError(
-            f"{run} is not finished: {_how_far(status)}",
+            f"{run} is not finished: {done} of {len(trainings)} models are trained, "
+            f"{share:.1%} of the FLOPs are spent{''.join(failed[:1])}",
             "Wait until it is: rbdc status --watch."
             if status["running"]
             else "Give the run's command again to go on with it.",
         )
     if lost := [name for name in _MODEL_FILES if not (run / MODEL / name).is_file()]:
         raise RunError(f"{run / MODEL} has no {lost[0]}", "Give the run's command again.")
-
-
-def _how_far(status: Mapping[str, Any]) -> str:
-    trainings = [node for node in status["nodes"] if node["kind"] == "train"]
-    done = sum(node["state"] == "done" for node in trainings)
-    share = status["spent_flops"] / status["planned_flops"]
-    text = f"{done} of {len(trainings)} models are trained, {share:.1%} of the FLOPs are spent"
-    failed = [node["name"] for node in status["nodes"] if node["state"] == "failed"]
-    return f"{text}, and {failed[0]} failed" if failed else text
 
 
 def _check_output(output: Path, *, force: bool) -> None:

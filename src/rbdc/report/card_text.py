@@ -53,11 +53,7 @@ def code(value: object) -> Markdown:
 
 
 def card_text(
-    run: Mapping[str, Any],
-    images: Mapping[str, Any],
-    *,
-    license: str | None = None,
-    figures: Sequence[str] = (),
+    run: Mapping[str, Any], images: Mapping[str, Any], license: str | None, figures: Sequence[str]
 ) -> str:
     """Return the README of an exported model, with Hugging Face's front matter.
 
@@ -65,11 +61,6 @@ def card_text(
     prepared, `figures` the names of the figures in the folder beside it.
     """
     result, trained = run["result"], _trained(run)
-    metric, standard = find_metric(result["metric"]), result.get("standard")
-    compared = ""
-    if standard:  # whoever won
-        scores = (values["metrics"][metric.name] for values in (result, standard))
-        compared = metric.compared(*scores).capitalize()
     model = build_meta(ModelSpec(**run["about"]["model"]))
     environment = Environment(
         undefined=StrictUndefined,
@@ -93,9 +84,8 @@ def card_text(
         plan=run["about"],
         result=result,
         metrics=_metrics(result),
-        metric=metric,
-        standard=standard,
-        compared=compared,
+        metric=find_metric(result["metric"]),
+        standard=result.get("standard"),
         data={**run["data"], "title": _data_title(run), "named": named_data(run["data"]["name"])},
         images=images,
         figures=figures,

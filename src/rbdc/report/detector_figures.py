@@ -5,14 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rbdc.metrics import Metric
-from rbdc.report.figures import (
-    COLOURS,
-    MARKERS,
-    markers,
-    new_figure,
-    plotted_scores,
-    save_figure,
-)
+from rbdc.report.figures import COLOURS, MARKERS, markers, new_figure, plotted_scores, save_figure
 from rbdc.report.precision import PARTS
 
 _COLOURS = COLOURS[1:]  # black is standard training's

@@ -18,7 +18,7 @@ from rbdc.errors import RbdcError, RunError
 from rbdc.jobs.layout import JOB, RESULT, RUN
 from rbdc.jobs.lock import holder
 from rbdc.metrics import METRICS, final_scores
-from rbdc.report.detectors import detectors_part
+from rbdc.report.precision import detectors_part
 from rbdc.report.run import node_status
 from rbdc.runs.record import check_format
 
@@ -114,8 +114,10 @@ def read_run(folder: Path) -> dict[str, Any]:
     for node in nodes.values():  # parents first
         _add_start(node, nodes)
     detectors = detectors_part(nodes, result, found.missing) if transfer else None
-    if result:
-        found.missing += _gone(nodes, detectors)
+    if result:  # jobs that wait are lost, unless they were added to a finished transfer
+        waiting = [node["folder"] for node in nodes.values() if node["state"] == "waiting"]
+        known = waiting if detectors is None else detectors["finished"]
+        found.missing += [f"{place} is gone" for place in waiting if place in known]
     request = run.get("request") or {}
     asked = {name: request.get(name) for name in _ASKED}
     return {
@@ -156,13 +158,6 @@ def _metrics(
     names = [*shown, *(name for name in METRICS if name in seen and name not in shown)]
     known = [METRICS[name] for name in names if name in METRICS]
     return [{**metric.to_json(), "shown": metric.name in shown} for metric in known]
-
-
-def _gone(nodes: Mapping[str, Any], detectors: Mapping[str, Any] | None) -> list[str]:
-    """Return the lost jobs of a finished run: those that wait, unless they were added to it."""
-    waiting = [node["folder"] for node in nodes.values() if node["state"] == "waiting"]
-    known = waiting if detectors is None else detectors["finished"]
-    return [f"{place} is gone" for place in waiting if place in known]
 
 
 def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) -> dict[str, Any]:
