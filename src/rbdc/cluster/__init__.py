@@ -4,12 +4,5 @@
 `ray_engine` runs jobs on a Ray cluster; it is imported only where Ray is used.
 """
 
-from rbdc.cluster.allocation import (
-    STANDARD,
-    ClusterPlan,
-    allocate,
-    demands_of,
-    plan_cluster,
-    soonest,
-)
+from rbdc.cluster.allocation import STANDARD, ClusterPlan, demands_of, plan_cluster, soonest
 from rbdc.cluster.timetable import Demand, Row, Slot, Timetable, simulate
