@@ -62,7 +62,15 @@ def fashion_mnist(folder: Path, *, download: bool = False) -> DataSet:
         path = has_fashion_mnist(folder)
     if path is None:
         raise DataError(f"Fashion-MNIST is not in {folder}, nor in {DEBIAN}", _DOWNLOAD)
-    return memory_data("fashion-mnist", *(_idx_set(path, prefix) for prefix in ("train", "t10k")))
+    train, test = (
+        ImageSet(
+            images=read_idx(path, f"{prefix}-images-idx3-ubyte", axes=3).unsqueeze(1),
+            labels=read_idx(path, f"{prefix}-labels-idx1-ubyte", axes=1).long(),
+            class_names=CLASS_NAMES,
+        )
+        for prefix in ("train", "t10k")
+    )
+    return memory_data("fashion-mnist", train, test)
 
 
 def has_cifar(folder: Path) -> int | None:
@@ -116,11 +124,3 @@ def read_idx(folder: Path, name: str, *, axes: int) -> Tensor:
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}", "Download the file again.") from None
     return torch.from_numpy(data.copy())
-
-
-def _idx_set(folder: Path, prefix: str) -> ImageSet:
-    return ImageSet(
-        images=read_idx(folder, f"{prefix}-images-idx3-ubyte", axes=3).unsqueeze(1),
-        labels=read_idx(folder, f"{prefix}-labels-idx1-ubyte", axes=1).long(),
-        class_names=CLASS_NAMES,
-    )

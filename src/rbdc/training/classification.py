@@ -152,7 +152,7 @@ class Classification(Problem):
         return self.data.train.name(index)
 
     def evaluate(self, model: nn.Module, autocast: AbstractContextManager[Any]) -> dict[str, float]:
-        return evaluate(model, self.test, self.world, autocast, idle=self.test.idle).to_json()
+        return evaluate(model, self.test, self.world, autocast, idle=self.test.idle)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         """Write the model in timm's layout."""
