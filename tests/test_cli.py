@@ -232,7 +232,10 @@ BAD = {
     "model kwargs": ([*SMALL_PLAN, "depth", "--budget=1"], "expected KEY=VALUE"),
     "picture": ([*SMALL_PLAN, "--budget=1", "--plot=plan.gif"], "plan.gif is not a picture"),
     "no folder": (["couple", "nowhere", "elsewhere", "--output=x"], "nowhere does not exist"),
-    "output in a file": (["couple", "a", "b", f"--output={__file__}/wide"], "not a folder"),
+    "output in a file": (
+        ["couple", "a", "b", f"--output={__file__}/wide"],
+        "not a writable folder",
+    ),
     "no output": (["couple", "a", "b"], "output"),
 }
 

@@ -540,7 +540,7 @@ def test_folders_that_hold_no_data_set(tmp_path: Path) -> None:
 def test_a_class_of_the_test_split_must_be_known(tmp_path: Path) -> None:
     root = make_folder(tmp_path)
     write(root / "val/dog/1.png", encoded(1))
-    assert refused(root).problem == f"{root / 'val/dog'} is a class that {root / 'train'} has not"
+    assert refused(root).problem == f"{root / 'val/dog'} is a class that {root / 'train'} lacks"
 
 
 @pytest.mark.parametrize(
@@ -581,7 +581,7 @@ def test_tables_that_do_not_fit(tmp_path: Path) -> None:
     faults: list[tuple[dict[str, Any], str]] = [
         ({"label": -1}, "train row 1 .*has label -1, and there are 3 classes"),
         ({"label": None}, "train row 1 .*has label None"),
-        ({"test_names": ("bee", "ant", "cow")}, "other classes for training"),
+        ({"test_names": ("bee", "ant", "cow")}, "different classes for training"),
         ({"splits": {"test": "extra"}}, "no test split among train, extra"),
     ]
     for number, (change, problem) in enumerate(faults):

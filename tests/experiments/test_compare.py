@@ -32,7 +32,7 @@ from rbdc.jobs.lock import locked
 from rbdc.jobs.train import TrainJob
 from rbdc.report.compare import comparison_table, save_comparison_plots
 from rbdc.report.run import run_status, status_table
-from rbdc.runs.run import Where
+from rbdc.runs.run import Where, check
 from rbdc.settings import Request
 from rbdc.training import loop
 from rbdc.training.classification import Classification
@@ -56,7 +56,9 @@ def compared(folder: Path, **asked: Any) -> Comparison:
 
 
 def run(comparison: Comparison, output: Path, watch: Any = lambda _event: None) -> dict[str, Any]:
-    return run_comparison(comparison, output, Where(machine=QUICK, jobs=1), watch)
+    where = Where(machine=QUICK, jobs=1)
+    check(comparison.run(), output, where)
+    return run_comparison(comparison, output, where, watch)
 
 
 def finished_comparison(folder: Path, factory: pytest.TempPathFactory) -> Path:

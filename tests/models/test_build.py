@@ -139,7 +139,7 @@ def test_a_width_is_allowed_exactly_while_heads_stay_whole(
             {"norm_layer": torch.nn.LayerNorm},
             "cannot be stored as JSON",
         ),
-        ("resnet18", 1.0, {"pretrained": True}, "describes an architecture only"),
+        ("resnet18", 1.0, {"pretrained": True}, "describes only an architecture"),
         ("vgg11", 1.0, {}, "VGG is not an architecture whose width RBDC can scale"),
     ],
 )

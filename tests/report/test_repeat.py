@@ -5,14 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import rbdc
 from rbdc.report.read import read_run
 from rbdc.report.repeat import hub_name, repeat_settings
+from rbdc.settings import PLAN, Request, split_settings
 
 SPENDING: dict[str, dict[str, Any]] = {
-    "epochs that halve to a half": {"epochs": 10},  # 10, 5, 2.5: rounds to 2
-    "and FLOPs that are rounded": {"epochs": 110, "images": 1_281_167},  # 27.5 or so: rounds to 28
+    "epochs that halve to a half": {"epochs": 10.0},  # 10, 5, 2.5: rounds to 2
+    "and FLOPs that are rounded": {
+        "epochs": 110.0,
+        "images": 1_281_167,
+    },  # 27.5: rounds to 28
     "budget": {"budget": 0.7},
     "FLOPs": {"total_flops": 1.2345e16},
     "passes": {"total_epochs": 41.0},
@@ -26,15 +31,17 @@ SPENDING: dict[str, dict[str, Any]] = {
 def test_however_much_was_asked_for_the_epochs_come_out_again(
     asked: dict[str, Any], finished: Path
 ) -> None:
-    run = read_run(finished)
     spec = rbdc.ModelSpec(name="deit_base_patch16_224")
-    more: dict[str, Any] = {"steps": 2, "baseline_epochs": 20.0, "images": 4000, **asked}
-    plan = rbdc.make_plan(spec, **more)
-    said = repeat_settings({**run, "about": json.loads(json.dumps(plan.to_json()))})
-    names = ("steps", "ratio", "schedule", "counter", "baseline_epochs", "rounding", "total_flops",
-             "epochs")  # fmt: skip
-    again = rbdc.make_plan(spec, images=more["images"], **{n: said[n] for n in names if n in said})
-    assert [s.epochs for s in again.stages] == pytest.approx([s.epochs for s in plan.stages])
+    request = Request(
+        steps=2, baseline_epochs=20.0, **{k: v for k, v in asked.items() if k in PLAN}
+    )
+    images = asked.get("images", 4000)
+    plan = rbdc.make_plan(spec, images=images, **{name: getattr(request, name) for name in PLAN})
+    asked_for = json.loads(json.dumps(request.to_json()))
+    said = repeat_settings({**read_run(finished), "request": asked_for})
+    written, _ = split_settings(yaml.safe_load(yaml.safe_dump(said)))
+    again = rbdc.make_plan(spec, images=images, **{name: getattr(written, name) for name in PLAN})
+    assert [stage.epochs for stage in again.stages] == [stage.epochs for stage in plan.stages]
 
 
 def test_names_on_the_hub() -> None:

@@ -22,7 +22,7 @@ from rbdc.jobs.layout import JOBS
 from rbdc.jobs.store import Store
 from rbdc.jobs.train import TrainJob
 from rbdc.metrics import find_metric
-from rbdc.runs.run import Result, Run, Where, start
+from rbdc.runs.run import Result, Run, Where, check, execute
 from rbdc.settings import Cluster, Machine, Recipe, Request, read_recipe, split_settings
 from rbdc.training import World
 
@@ -162,7 +162,7 @@ def run_comparison(
     watch: Watcher = lambda _event: None,
     expect: Callable[[Sequence[Node]], None] = lambda _nodes: None,
 ) -> Result:
-    """Run a comparison in `output`, or continue it there, and return its result.
+    """Run a checked comparison in `output`, or continue it there, and return its result.
 
     With tuning there are two rounds, because rates follow from results. `expect` is told which
     nodes come in each. Trainings that fail (a loss that is not finite) are missing in the result.
@@ -170,11 +170,11 @@ def run_comparison(
     if comparison.spec.tune:
         tuning = comparison.run(comparison.tuning)
         expect(tuning.nodes)
-        start(tuning, output, where, watch)
+        execute(tuning, output, where, watch)
         comparison = comparison.tuned(output)
     run = comparison.run()
     expect(run.nodes)
-    result = start(run, output, where, watch)
+    result = execute(run, output, where, watch)
     assert result is not None
     return result
 
@@ -198,6 +198,7 @@ def compare(
     chosen = split_settings(read_recipe(recipe), settings)
     comparison = prepare_comparison(*chosen, spec or ComparisonSpec())
     where = Where(machine=machine or Machine(), cluster=cluster or Cluster(), jobs=jobs)
+    check(comparison.run(), Path(output), where)
     return run_comparison(comparison, Path(output), where, watch)
 
 

@@ -15,11 +15,7 @@ def repeat_settings(run: Mapping[str, Any]) -> dict[str, Any]:
     `run` is what `read_run` gives. Defaults are included: they may change. The data is named where
     it has a name; a path means nothing elsewhere.
     """
-    request = {
-        name: value
-        for name, value in run["request"].items()
-        if name not in _ELSEWHERE and value is not None
-    }
+    request = {k: v for k, v in run["request"].items() if k not in _ELSEWHERE}
     name = named_data(run["data"]["name"])
     return {**({"data": name} if name else {}), **request}
 

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -112,7 +112,7 @@ def execute(run: Run, output: Path, where: Where, watch: Watcher) -> Result | No
     jobs = _jobs_of(run, where.node, store) if where.node else [node.job for node in run.nodes]
     with ExitStack() as stack:
 
-        def begin() -> dict[str, Any]:
+        def begin() -> Concurrency:
             output.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(output, shared=alone))
             if alone:
@@ -121,8 +121,8 @@ def execute(run: Run, output: Path, where: Where, watch: Watcher) -> Result | No
                 store.clean()
             return _begin(run, output, where)
 
-        record = world.broadcast(begin)
-        engine = where.engine or _engine(run, record, where)
+        concurrency = world.broadcast(begin)
+        engine = where.engine or _engine(run, concurrency, where)
         try:
             engine.run(
                 jobs,
@@ -239,19 +239,32 @@ def _needed_bytes(run: Run, output: Path, where: Where) -> int:
     return max(0, results + checkpoints) + largest
 
 
-def _begin(run: Run, output: Path, where: Where) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """How many trainings run side by side on this machine, and with how many threads in all."""
+
+    jobs: int
+    threads: int
+
+
+def _begin(run: Run, output: Path, where: Where) -> Concurrency:
     """Check an old folder's request against this one, and write down how the run is run."""
     old = read_record(output)
     identity = json.loads(json.dumps(run.identity))
     if old:
         check_same(output, old["identity"], identity)
+    concurrency = _concurrency(run, where, old["engine"] if old else {})
     content = {
         "format": FORMAT,
         "kind": run.kind,
         "request": dict(run.request),
         "identity": identity,
         "nodes": [_describe(node) for node in run.nodes],
-        "engine": _engine_settings(run, where, old["engine"] if old else {}),
+        "engine": {
+            "name": where.cluster.engine,
+            **asdict(concurrency),
+            "processes": where.world.size,
+        },
         "data": dict(run.data),
         "machine": where.machine.to_json(),
         "environment": environment(),
@@ -261,39 +274,36 @@ def _begin(run: Run, output: Path, where: Where) -> dict[str, Any]:
     if old:
         _warn_of_versions(old["environment"], content["environment"])
     write_json(output / RUN, content)
-    return content
+    return concurrency
 
 
-def _engine_settings(run: Run, where: Where, old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how many trainings run side by side and with how many threads: as before, if any."""
+def _concurrency(run: Run, where: Where, old: Mapping[str, Any]) -> Concurrency:
+    """Return what was asked for, or used before in this folder, or what is faster."""
     trainings = [node.job for node in run.nodes if node.job.trains]
     loaders = max(job.loader_processes(where.machine) for job in trainings)
     threads = where.machine.threads or old.get("threads") or default_threads(loaders)
-    jobs = 1 if where.node else where.jobs or old.get("jobs")
-    if jobs is None and where.cluster.engine == "local":
+    same_engine = old.get("name") == where.cluster.engine
+    jobs = where.jobs or (old["jobs"] if same_engine else 0)
+    if where.node or where.world.size > 1 or where.cluster.engine != "local":
+        jobs = 1
+    elif not jobs:
         leaves = [job for job in trainings if not job.parents]
-        alone = where.world.size > 1
-        jobs = 1 if alone else leaves[0].measure_concurrency(len(leaves), threads, where.machine)
-    return {
-        "name": where.cluster.engine,
-        "jobs": jobs,
-        "threads": threads,
-        "processes": where.world.size,
-    }
+        jobs = leaves[0].measure_concurrency(len(leaves), threads, where.machine)
+    return Concurrency(jobs, threads)
 
 
-def _engine(run: Run, record: Mapping[str, Any], where: Where) -> Engine:
+def _engine(run: Run, concurrency: Concurrency, where: Where) -> Engine:
     """Return the engine: on this machine siblings divide the threads, and one alone has all."""
     if where.cluster.engine == "ray":
         levels = {node.job.key: node.level for node in run.nodes}
         return RayEngine(cluster=where.cluster, levels=levels)
-    jobs, threads = record["engine"]["jobs"], record["engine"]["threads"]
+    jobs, threads = concurrency.jobs, concurrency.threads
     siblings = Counter(node.level for node in run.nodes if node.job.trains)
     each = {
         node.job.key: max(1, threads // min(jobs, max(1, siblings[node.level])))
         for node in run.nodes
     }
-    if jobs == 1 or where.world.size > 1:
+    if jobs == 1:
         return InProcess(threads=each)
     gpus = torch.cuda.device_count() if where.machine.device in ("auto", "cuda") else 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
