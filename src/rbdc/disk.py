@@ -55,32 +55,24 @@ def read_json(
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Yield the path of a temporary folder, and put it in the place of `target` at the end."""
+    """Yield a temporary folder, and move it to `target`. An old folder is deleted after that."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
+    old = partial.with_suffix(".old")
     try:
         partial.mkdir()
         yield partial
-        for path in (*partial.iterdir(), partial):
+        for path in (*partial.rglob("*"), partial):
             sync(path)
-        replace_folder(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def replace_folder(partial: Path, target: Path) -> None:
-    """Move a finished folder to `target`. An old folder is deleted only after that."""
-    old = partial.with_suffix(".old")
-    if target.exists():
-        target.rename(old)
-    try:
+        if target.exists():
+            target.rename(old)
         partial.rename(target)
-    except BaseException:
-        if old.exists():
+        sync(target.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        if old.exists() and not target.exists():
             old.rename(target)
-        raise
-    sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

@@ -124,10 +124,8 @@ class Windows:
         device = self.views.device
         chosen, top, left, flips = (x.to(device) for x in (chosen, top, left, flips))
         images = self.views[chosen, :, top, left]
-        for axis, flip, probability in (
-            (-1, flips[0], self.settings.hflip),
-            (-2, flips[1], self.settings.vflip),
-        ):
+        rates = self.settings.hflip, self.settings.vflip
+        for axis, flip, probability in zip((-1, -2), flips, rates, strict=True):
             if probability:
                 mask = (flip < probability).view(-1, 1, 1, 1)
                 images = torch.where(mask, images.flip(axis), images)

@@ -9,6 +9,7 @@ global batch would be.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -56,8 +57,9 @@ def micro_batch_positions(batch_size: int, count: int, index: int) -> Tensor:
     return torch.cat([first, (batch_size - 1 - first).flip(0)])
 
 
+@lru_cache(maxsize=4)  # data workers may be in the next epoch already
 def epoch_order(images: int, seed: int, epoch: int, repeats: int) -> Tensor:
-    """Return the image indices of an epoch in order. Repeats of an image are adjacent."""
+    """Return the image indices of an epoch in order. Repeats are adjacent. Do not change them."""
     order = torch.randperm(images, generator=generator(seed, "order", epoch))
     if repeats > 1:
         order = order.repeat_interleave(repeats)[:images]
@@ -92,7 +94,6 @@ class TrainingBatches:
         self._change = BatchChanges(settings, len(data.class_names))
         if isinstance(data.train, ImageSet) and settings.batched:
             check_image_size(data.train, image)
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
 
     def from_step(self, start: int, stop: int) -> Iterator[list[Batch]]:
         """Yield this process's micro-batches of each step from `start` to `stop` (exclusive)."""
@@ -107,10 +108,8 @@ class TrainingBatches:
     def order(self, step: int) -> Tensor:
         """Return the image indices of a step's global batch."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            images, repeats = len(self.data.train), self.settings.aug_repeats
-            self._epoch, self._order = epoch, epoch_order(images, self.seed, epoch, repeats)
-        return self._order[within * self.batch_size : (within + 1) * self.batch_size]
+        order = epoch_order(len(self.data.train), self.seed, epoch, self.settings.aug_repeats)
+        return order[within * self.batch_size : (within + 1) * self.batch_size]
 
     def _in_memory(self, train: ImageSet, start: int, stop: int) -> Iterator[Pixels]:
         windows = Windows(train.images.to(self.device), self.settings)
@@ -182,18 +181,18 @@ class EvaluationBatches:
         self.workers = workers
 
     def __iter__(self) -> Iterator[Batch]:
-        if isinstance(self.test, ImageSet) and self._needs_no_transform(self.test):
+        test, image = self.test, self.image
+        if (  # the transform would leave the images in memory unchanged
+            isinstance(test, ImageSet)
+            and test.images.shape[1:] == image.shape
+            and image.crop_pct == 1.0
+        ):
             for batch in self.batches:
-                labels = self.test.labels[batch].tolist()
-                yield self._batch((self.test.images[batch], labels, batch, []))
+                yield self._batch((test.images[batch], test.labels[batch].tolist(), batch, []))
             return
         tokens: list[list[Token]] = [[(0, i, i) for i in batch] for batch in self.batches]
         for read in read_batches(self.samples, lambda: iter(tokens), self.workers):
             yield self._batch(read)
-
-    def _needs_no_transform(self, test: ImageSet) -> bool:
-        """Return whether the transform would leave the images in memory unchanged."""
-        return test.images.shape[1:] == self.image.shape and self.image.crop_pct == 1.0
 
     def _batch(self, read: _Read) -> Batch:
         images, labels, indices = _pixels(read, self.device)

@@ -103,11 +103,10 @@ class StoredImages:
 
 def split_folders(root: Path) -> tuple[Path, Path] | None:
     """Return the folders of the training and test split in ImageNet's layout, or None."""
-    found = [
-        next((root / name for name in names if (root / name).is_dir()), None)
-        for names in (TRAIN, TEST)
-    ]
-    return (found[0], found[1]) if found[0] and found[1] else None
+    train, test = (
+        next(filter(Path.is_dir, (root / name for name in names)), None) for names in (TRAIN, TEST)
+    )
+    return (train, test) if train and test else None
 
 
 def image_folders(root: Path, folders: tuple[Path, Path]) -> DataSet:

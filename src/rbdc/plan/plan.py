@@ -190,10 +190,8 @@ def make_plan(
         steps=steps, ratio=ratio, images=images, schedule=schedule, costs=costs, rounding=rounding
     )
     check_steps(spec, steps)
-    levels, models = [spec], [1]  # target first
-    for _ in range(steps):
-        levels.append(levels[-1].scaled(0.5))
-        models.append(PARENTS * models[-1])
+    levels = [spec.scaled(0.5**level) for level in range(steps + 1)]  # target first
+    models = [PARENTS**level for level in range(steps + 1)]
     inexact = [name for narrow in levels[1:] for name in _inexact(narrow)]
     counts = [count_flops(level, counter=counter) for level in levels]
     flops = [count.forward_flops for count in counts]

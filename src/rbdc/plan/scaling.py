@@ -15,7 +15,6 @@ not included.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite, log2
-from typing import Any
 
 from rbdc.errors import PlanError
 from rbdc.models import build_meta
@@ -103,9 +102,6 @@ class Scaling:
     def efficiency(self, level: int, devices: int) -> float:
         """Return the speed of a device in a group divided by that of a device alone."""
         return self.step_seconds(level, 1) / self.step_seconds(level, devices) / devices
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def scaling_of(

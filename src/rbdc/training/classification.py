@@ -56,8 +56,9 @@ def classifier_state(
 ) -> State:
     """Return the state of a classifier. Without a start, its weights are uninitialised."""
     objective = Objective(task.recipe, teacher.to(device).eval() if teacher else None)
-    model = start.model if start else _parametrized(build_empty(task.model), task)
-    objective.prepare(model)
+    model: Any = start.model if start else _parametrized(build_empty(task.model), task)
+    if teacher and hasattr(model, "set_distilled_training"):
+        model.set_distilled_training(True)  # a distillation token then has an output of its own
 
     def loss(forward: Callable[[Tensor], Any], batch: Batch) -> Tensor:
         images = batch.images
