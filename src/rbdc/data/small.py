@@ -75,10 +75,8 @@ def fashion_mnist(folder: Path, *, download: bool = False) -> DataSet:
 
 def has_cifar(folder: Path) -> int | None:
     """Return 10 or 100 if `folder` contains that CIFAR in torchvision's layout, else None."""
-    for classes, name in ((10, "cifar-10-batches-py"), (100, "cifar-100-python")):
-        if (folder / name).is_dir():
-            return classes
-    return None
+    names = {10: "cifar-10-batches-py", 100: "cifar-100-python"}
+    return next((classes for classes, name in names.items() if (folder / name).is_dir()), None)
 
 
 def cifar(classes: int, folder: Path, *, download: bool = False) -> DataSet:
