@@ -102,8 +102,8 @@ class Driver:
     def worker(self, name: str) -> tuple[int, int]:
         """(process, raylet) of the job of that name, once it has reported and saved something."""
         job = self.jobs[name]
-        self.until(lambda: "started" in self.events(name))
         self.until(lambda: list(self.folder(job).glob("checkpoints/step-*")))
+        self.until(lambda: "started" in self.events(name))
         found: tuple[int, int] = self.until(lambda: self.cluster.worker(_title(job)))
         return found
 

@@ -104,7 +104,7 @@ def test_the_same_in_a_call(folder: Path, done: tuple[Path, dict[str, Any]]) -> 
     started: list[Event] = []
     summary = rbdc.compare(
         done[0],
-        asked=rbdc.ComparisonSpec(protocols=("standard", "rbdc:1", "net2net"), seeds=2),
+        spec=rbdc.ComparisonSpec(protocols=("standard", "rbdc:1", "net2net"), seeds=2),
         machine=QUICK,
         watch=lambda event: started.append(event) if event.kind == "started" else None,
         transition=("carry",),
