@@ -4,11 +4,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from rbdc.errors import RunError
+from rbdc.errors import RbdcError, RunError
 
 
 def write_text(path: Path, text: str, *, durable: bool = False) -> None:
@@ -36,32 +38,41 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         ) from error
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON file that `write_json` wrote. Return None if it does not exist."""
+def read_json(
+    path: Path, error: type[RbdcError] = RunError, remedy: str = "Remove it and try again."
+) -> dict[str, Any] | None:
+    """Read a JSON object. Return None if there is no file, raise `error` if it is damaged."""
     try:
         content = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, OSError) as error:
-        raise RunError(f"{path} cannot be read: {error}", "Remove it and try again.") from None
+    except (ValueError, OSError) as reason:
+        raise error(f"{path} cannot be read: {reason}", remedy) from None
     if not isinstance(content, dict):
-        raise RunError(f"{path} contains no JSON object", "Remove it and try again.")
+        raise error(f"{path} contains no JSON object", remedy)
     return content
 
 
-def replace_folder(partial: Path, target: Path) -> None:
-    """Move a finished folder to `target`. An old folder is deleted only after that."""
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder, and move it to `target`. An old folder is deleted after that."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
     old = partial.with_suffix(".old")
-    if target.exists():
-        target.rename(old)
     try:
+        partial.mkdir()
+        yield partial
+        for path in (*partial.rglob("*"), partial):
+            sync(path)
+        if target.exists():
+            target.rename(old)
         partial.rename(target)
-    except BaseException:
-        if old.exists():
+        sync(target.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        if old.exists() and not target.exists():
             old.rename(target)
-        raise
-    sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

@@ -13,10 +13,8 @@ class RbdcError(ValueError):
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem, remedy)
-        self.problem = " ".join(
-            problem.splitlines()
-        )  # the message of a library may have several lines
-        self.remedy = remedy
+        # the message of a library may have several lines
+        self.problem, self.remedy = " ".join(problem.splitlines()), remedy
 
     def __str__(self) -> str:
         return f"{self.problem}\n{self.remedy}"
@@ -63,9 +61,6 @@ class Interrupted(Exception):  # noqa: N818 - not an error
 
 
 def nearest(name: str, known: Iterable[str], *, most: int = 3) -> str:
-    """Return "Did you mean a, b or c?", or an empty string if no known name is similar."""
-    close = get_close_matches(name, list(known), n=most, cutoff=0.6)
-    if not close:
-        return ""
-    head, last = close[:-1], close[-1]
-    return f"Did you mean {', '.join(head) + ' or ' if head else ''}{last}?"
+    """Return "Did you mean a or b?", or an empty string if no known name is similar."""
+    close = get_close_matches(name, list(known), n=most)
+    return f"Did you mean {' or '.join(close)}?" if close else ""

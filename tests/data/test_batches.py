@@ -469,9 +469,6 @@ class _Deadly:
     def suspects(self) -> list[int]:
         return []
 
-    def without(self, indices: Sequence[int]) -> "_Deadly":
-        raise AssertionError(indices)
-
 
 @pytest.mark.usefixtures("_quick_look_after_workers")
 def test_workers_that_keep_dying_are_an_error_after_all_that_could_be_read(memory: DataSet) -> None:

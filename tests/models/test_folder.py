@@ -302,7 +302,7 @@ def test_a_malicious_pickle_is_not_run(tmp_path: Path) -> None:
     ("damage", "expected"),
     [
         (lambda f: (f / "config.json").unlink(), "config.json does not exist"),
-        (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read: "),
         (lambda f: (f / "config.json").write_text("[]"), "contains no JSON object"),
         (lambda f: (f / "rbdc.json").write_text('{"spec": "x"}'), "does not name its model"),
         (lambda f: (f / "rbdc.json").write_text('{"spec": {"nam": 1}}'), "does not name its model"),

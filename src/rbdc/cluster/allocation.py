@@ -4,7 +4,7 @@ Siblings train at the same time first. If devices are left, several train one mo
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite
 from typing import Any
 
@@ -43,7 +43,7 @@ class ClusterPlan:
     def to_json(self) -> dict[str, Any]:
         return {
             "allocation": list(self.allocation),
-            "scaling": self.scaling.to_json(),
+            "scaling": asdict(self.scaling),
             "tree": self.tree.to_json(),
             "standard": self.standard.to_json(),
             "makespan_ratio": self.makespan_ratio,

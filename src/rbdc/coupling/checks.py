@@ -46,7 +46,8 @@ def check_parents(first: nn.Module, second: nn.Module, *, allow_identical: bool 
     _check_classes(class_names(first), class_names(second))
     for which, parent in (("first", first), ("second", second)):
         _check_finite(which, parent)
-    if not allow_identical and _identical(first, second):
+    left, right = first.state_dict(), second.state_dict()
+    if not allow_identical and all(torch.equal(t, right[k].to(t.device)) for k, t in left.items()):
         raise CouplingError(
             "both parents are the same model: every weight is equal, so the two halves of the wide "
             "model would get the same gradients and stay equal",
@@ -131,14 +132,12 @@ def _check_settings(first: nn.Module, second: nn.Module) -> None:
     """Refuse layers whose printed settings (`extra_repr`) differ."""
     right = dict(second.named_modules())
     for path, module in first.named_modules():
-        if not isinstance(module, _TRAINING_ONLY):
-            settings = [module.extra_repr(), right[path].extra_repr()]
-            if settings[0] != settings[1]:
-                raise CouplingError(
-                    f"{path} is ({settings[0]}) in the first parent and ({settings[1]}) in the "
-                    "second",
-                    "Both parents must be the same architecture with the same settings.",
-                )
+        here, there = module.extra_repr(), right[path].extra_repr()
+        if here != there and not isinstance(module, _TRAINING_ONLY):
+            raise CouplingError(
+                f"{path} is ({here}) in the first parent and ({there}) in the second",
+                "Both parents must be the same architecture with the same settings.",
+            )
 
 
 def _check_classes(first: Sequence[str] | None, second: Sequence[str] | None) -> None:
@@ -150,14 +149,11 @@ def _check_classes(first: Sequence[str] | None, second: Sequence[str] | None) ->
         if at is None
         else f"class {at} is {first[at]!r} in the first and {second[at]!r} in the second"
     )
-    if sorted(first) == sorted(second):
-        raise CouplingError(
-            f"the parents have the same classes in a different order: {where}",
-            "Their logits would be averaged across classes; retrain one, or reorder its head.",
-        )
+    same = sorted(first) == sorted(second)
+    differ = "the same classes in a different order" if same else "different classes"
     raise CouplingError(
-        f"the parents have different classes: {where}",
-        "Only models trained on the same class list can be coupled.",
+        f"the parents have {differ}: {where}",
+        "Logits are averaged by position: train both on one class list, or reorder a head.",
     )
 
 
@@ -168,16 +164,9 @@ def _check_finite(which: str, parent: nn.Module) -> None:
                 f"the {which} parent is on the meta device: it has no weights",
                 "Load its weights first.",
             )
-        if tensor.is_floating_point():
-            bad = tensor.numel() - int(tensor.isfinite().sum())
-            if bad:
-                raise CouplingError(
-                    f"{name} of the {which} parent has {bad} values of {tensor.numel()} that are "
-                    "not finite (NaN or infinite)",
-                    "The training diverged: use an earlier checkpoint.",
-                )
-
-
-def _identical(first: nn.Module, second: nn.Module) -> bool:
-    left, right = first.state_dict(), second.state_dict()
-    return all(torch.equal(tensor, right[name].to(tensor.device)) for name, tensor in left.items())
+        if bad := tensor.numel() - int(tensor.isfinite().sum()):
+            raise CouplingError(
+                f"{name} of the {which} parent has {bad} values of {tensor.numel()} that are not "
+                "finite (NaN or infinite)",
+                "The training diverged: use an earlier checkpoint.",
+            )

@@ -1,7 +1,7 @@
 """Couple two trained models into one wide model."""
 
 import copy
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rbdc.coupling.checks import check_parents, check_wide, class_names, set_class_names
 from rbdc.coupling.layout import inexact_tensors, layout_of
 from rbdc.coupling.rules import couple_states
-from rbdc.errors import CouplingError, nearest
+from rbdc.errors import CouplingError
 
 OffDiagonal = Literal["zero", "random"]
 Model = TypeVar("Model", bound=nn.Module)
@@ -38,10 +38,10 @@ def couple(
     branches share such weights, so they can only be averaged, and the wide model is not the mean
     of its parents. They are refused unless `allow_inexact` is set.
     """
-    if off_diagonal not in ("zero", "random"):
+    if off_diagonal not in get_args(OffDiagonal):
         raise CouplingError(
             f"off_diagonal is {off_diagonal!r}, expected 'zero' or 'random'",
-            nearest(off_diagonal, ["zero", "random"]) or "Use 'zero' (the paper's choice).",
+            "Use 'zero' (the paper's choice).",
         )
     if not 0 <= seed < 2**63:
         raise CouplingError(f"seed is {seed}", "Use a whole number from 0 to 2**63 - 1.")

@@ -46,7 +46,12 @@ def layout_of(narrow: nn.Module, wide: nn.Module) -> Layout:
     Only names and shapes are compared, so both models may be on the meta device.
     """
     narrow_state, wide_state = narrow.state_dict(), wide.state_dict()
-    _check_names(narrow_state, wide_state)
+    if lacking := sorted(narrow_state.keys() ^ wide_state.keys()):
+        have, lack = ("narrow", "wide") if lacking[0] in narrow_state else ("wide", "narrow")
+        raise CouplingError(
+            f"the {have} model has a tensor {lacking[0]} that the {lack} model lacks",
+            "Parents and wide model must be the same architecture at widths w and 2w.",
+        )
     return {
         name: _axes(name, tensor, wide_state[name], narrow) for name, tensor in narrow_state.items()
     }
@@ -92,28 +97,10 @@ def _axes(name: str, narrow: Tensor, wide: Tensor, model: nn.Module) -> Axes:
             f"{name} is a convolution of {layer.groups} groups, and each group gets wider",
             "Grouped convolutions can be coupled only where the number of groups doubles instead.",
         )
+    owner, _, layer_name = path.rpartition(".")
+    sizes = PACKED.get(layer_name) if 0 in doubled else None
     return Axes(
         scaled=doubled,
         input_axis=1 if is_weight else None,
-        packed=_packed(model, path, narrow) if 0 in doubled else (),
+        packed=sizes(model.get_submodule(owner), narrow.shape[0]) if sizes else (),
     )
-
-
-def _packed(model: nn.Module, path: str, tensor: Tensor) -> tuple[int, ...]:
-    owner, _, layer = path.rpartition(".")
-    sizes = PACKED.get(layer)
-    return sizes(model.get_submodule(owner), tensor.shape[0]) if sizes else ()
-
-
-def _check_names(narrow: Mapping[str, Tensor], wide: Mapping[str, Tensor]) -> None:
-    for here, there, have, lack in (
-        (narrow, wide, "narrow", "wide"),
-        (wide, narrow, "wide", "narrow"),
-    ):
-        for name in here:
-            if name not in there:
-                raise CouplingError(
-                    f"the {have} model has a tensor {name} of shape {tuple(here[name].shape)} "
-                    f"that the {lack} model lacks",
-                    "Parents and wide model must be the same architecture at widths w and 2w.",
-                )

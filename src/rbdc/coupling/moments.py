@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rbdc.coupling.layout import Axes, Layout
+from rbdc.coupling.layout import Layout
 from rbdc.coupling.rules import couple_tensor
 from rbdc.errors import CouplingError
 
@@ -44,10 +44,6 @@ def couple_moments(
             continue
         axes = layout[parameter]
         coupled[name] = couple_tensor(left, second[name], axes)
-        if slot in SECOND and _is_halved(axes):
+        if slot in SECOND and axes.scaled == (axes.input_axis,):  # a head, whose weight is halved
             coupled[name] /= 2
     return coupled
-
-
-def _is_halved(axes: Axes) -> bool:
-    return len(axes.scaled) == 1 and axes.scaled[0] == axes.input_axis

@@ -8,6 +8,8 @@ Batch-norm counters are averaged.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -37,30 +39,19 @@ def couple_tensor(
     if axes.packed:  # Eq. 3: couple q, k and v separately, then pack them again
         sizes = axes.packed
         background = off_diagonal.split([2 * n for n in sizes]) if off_diagonal is not None else ()
-        unpacked = Axes(scaled=axes.scaled, input_axis=axes.input_axis)
-        return torch.cat(
-            [
-                couple_tensor(a, b, unpacked, background[i] if background else None)
-                for i, (a, b) in enumerate(
-                    zip(first.split(sizes), second.split(sizes), strict=True)
-                )
-            ]
-        )
+        parts = zip_longest(first.split(sizes), second.split(sizes), background)
+        return torch.cat([couple_tensor(a, b, replace(axes, packed=()), c) for a, b, c in parts])
     match axes.scaled:
-        case ():  # Eq. 6, bias of a head
-            return _mean(first, second)
+        case () if first.is_floating_point():  # Eq. 6, bias of a head
+            return first / 2 + second / 2  # halve first: the sum of two fp16 values may overflow
+        case ():
+            return (first + second) // 2
         case (axis,) if axis == axes.input_axis:  # Eq. 6, weight of a head
             return torch.cat([first, second], dim=axis) / 2
         case (axis,):  # biases of Eq. 3 to 5 and 7; norms, Eq. 8 and 9
             return torch.cat([first, second], dim=axis)
         case _:  # Eq. 1; Eq. 3 to 5 and 7
             return _block_diagonal(first, second, axes.scaled, off_diagonal)
-
-
-def _mean(first: Tensor, second: Tensor) -> Tensor:
-    if first.is_floating_point():
-        return first / 2 + second / 2  # halve first: the sum of two fp16 values may overflow
-    return (first + second) // 2
 
 
 def _block_diagonal(

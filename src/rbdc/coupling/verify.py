@@ -15,6 +15,7 @@ import torch
 from timm.layers import GroupNorm1, LayerNorm2d, RmsNorm, RmsNorm2d
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.hooks import RemovableHandle
 
 from rbdc.coupling.checks import check_wide
 from rbdc.coupling.layout import heads_of
@@ -60,28 +61,27 @@ def verify_coupling(
         for model in (first, second, wide):
             stack.enter_context(evaluating(model))
         left, right, joint = (_outputs(model, x) for model in (first, second, wide))
-        with _norms_per_branch(wide, first):
-            split = _outputs(wide, x)
+        for hook in _norms_per_branch(wide, first):
+            stack.enter_context(hook)
+        split = _outputs(wide, x)
     expected = [_expected(*three) for three in zip(left, right, joint, strict=True)]
     return CouplingProof(
         error=_distance(split, expected, expected),
         drift=_distance(joint, split, expected),
-        tolerance=max(_tolerance(model) for model in (first, second, wide)),
+        tolerance=max(
+            TOLERANCE * max(1.0, eps / torch.finfo(torch.float32).eps)
+            for eps in (torch.finfo(next(m.parameters()).dtype).eps for m in (first, second, wide))
+        ),
     )
 
 
 def _outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
     """Return the outputs of the model and of each of its heads, in float64 on the CPU."""
     found: list[Tensor] = []
-    hooks = [
-        model.get_submodule(head).register_forward_hook(lambda _m, _i, out: found.append(out))
-        for head in heads_of(model)
-    ]
-    try:
+    with ExitStack() as hooks:
+        for head in map(model.get_submodule, heads_of(model)):
+            hooks.enter_context(head.register_forward_hook(lambda _m, _i, out: found.append(out)))
         found.append(model(x.to(next(model.parameters()))))
-    finally:
-        for hook in hooks:
-            hook.remove()
     return [out.double().cpu() for out in found]
 
 
@@ -102,11 +102,6 @@ def _distance(left: list[Tensor], right: list[Tensor], reference: list[Tensor]) 
     return float(torch.stack(relative).max())
 
 
-def _tolerance(model: nn.Module) -> float:
-    precision = torch.finfo(next(model.parameters()).dtype).eps
-    return TOLERANCE * max(1.0, precision / torch.finfo(torch.float32).eps)
-
-
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put the model in eval mode, and restore the mode of every submodule afterwards."""
@@ -119,23 +114,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-@contextmanager
-def _norms_per_branch(wide: nn.Module, narrow: nn.Module) -> Iterator[None]:
-    """Compute every joint norm of `wide` once per branch, inside the context.
+def _norms_per_branch(wide: nn.Module, narrow: nn.Module) -> list[RemovableHandle]:
+    """Compute every joint norm of `wide` once per branch, until the hooks are removed.
 
     Each branch uses the narrow model's norm with the wide model's parameters for that branch.
     """
-    hooks = []
-    for path, module in wide.named_modules():
-        if isinstance(module, _JOINT_NORMS):
-            counterpart = narrow.get_submodule(path)
-            if _size(counterpart) != _size(module):
-                hooks.append(module.register_forward_hook(_per_branch(counterpart)))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    return [
+        module.register_forward_hook(_per_branch(counterpart))
+        for path, module in wide.named_modules()
+        if isinstance(module, _JOINT_NORMS)
+        and _size(counterpart := narrow.get_submodule(path)) != _size(module)
+    ]
 
 
 def _per_branch(narrow: nn.Module):  # type: ignore[no-untyped-def]

@@ -33,6 +33,11 @@ class ImageFormat:
     crop_pct: float
     interpolation: str
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        return self.channels, self.height, self.width
+
     def normalize(self, images: Tensor) -> Tensor:
         """Convert uint8 images to float and normalize them by mean and std, as timm does."""
         mean, std = (
@@ -61,20 +66,18 @@ def training_transform(settings: Augmentation, image: ImageFormat) -> Callable[[
             use_prefetcher=True,
             separate=True,
         )
-    except (
-        AssertionError,
-        ValueError,
-        KeyError,
-        IndexError,
-    ) as error:  # what timm raises for a wrong aa
+    except (AssertionError, ValueError, LookupError) as error:  # what timm raises for a wrong aa
         raise RecipeError(
             f"timm cannot read the augmentation {settings.aa!r}: {error}",
             "For example rand-m9-mstd0.5-inc1, augmix-m5-w4-d2 or original-mstd0.5.",
         ) from None
     if settings.scale is None:
+        chosen = settings.train_interpolation
         crop = transforms.Compose(
             [
-                transforms.Resize(size, interpolation=str_to_pil_interp(_one(settings))),
+                transforms.Resize(
+                    size, str_to_pil_interp("bicubic" if chosen == "random" else chosen)
+                ),
                 transforms.RandomCrop(size, padding=settings.crop_padding or None),
                 transforms.RandomHorizontalFlip(settings.hflip),
                 transforms.RandomVerticalFlip(settings.vflip),
@@ -82,11 +85,6 @@ def training_transform(settings: Augmentation, image: ImageFormat) -> Callable[[
         )
     transform: Callable[[Any], Tensor] = transforms.Compose([crop, colours, last])
     return transform
-
-
-def _one(settings: Augmentation) -> str:
-    chosen = settings.train_interpolation
-    return "bicubic" if chosen == "random" else chosen
 
 
 def evaluation_transform(image: ImageFormat) -> Callable[[Any], Tensor]:
@@ -126,10 +124,8 @@ class Windows:
         device = self.views.device
         chosen, top, left, flips = (x.to(device) for x in (chosen, top, left, flips))
         images = self.views[chosen, :, top, left]
-        for axis, flip, probability in (
-            (-1, flips[0], self.settings.hflip),
-            (-2, flips[1], self.settings.vflip),
-        ):
+        rates = self.settings.hflip, self.settings.vflip
+        for axis, flip, probability in zip((-1, -2), flips, rates, strict=True):
             if probability:
                 mask = (flip < probability).view(-1, 1, 1, 1)
                 images = torch.where(mask, images.flip(axis), images)

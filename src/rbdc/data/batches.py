@@ -9,7 +9,7 @@ global batch would be.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,6 +31,10 @@ from rbdc.errors import DataError
 from rbdc.settings import Augmentation
 
 Token = tuple[int, int, int]  # epoch, position in the epoch, image
+Pixels = tuple[Tensor, Tensor, Tensor]  # uint8 images, labels, image indices
+# What a worker sends: images, labels, indices, and the problems of images that were replaced. Lists
+# are cheaper to send than small tensors, because each tensor would be a shared-memory file.
+_Read = tuple[Tensor, list[int], list[int], list[str]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +57,9 @@ def micro_batch_positions(batch_size: int, count: int, index: int) -> Tensor:
     return torch.cat([first, (batch_size - 1 - first).flip(0)])
 
 
+@lru_cache(maxsize=4)  # data workers may be in the next epoch already
 def epoch_order(images: int, seed: int, epoch: int, repeats: int) -> Tensor:
-    """Return the image indices of an epoch in order. Repeats of an image are adjacent."""
+    """Return the image indices of an epoch in order. Repeats are adjacent. Do not change them."""
     order = torch.randperm(images, generator=generator(seed, "order", epoch))
     if repeats > 1:
         order = order.repeat_interleave(repeats)[:images]
@@ -89,67 +94,51 @@ class TrainingBatches:
         self._change = BatchChanges(settings, len(data.class_names))
         if isinstance(data.train, ImageSet) and settings.batched:
             check_image_size(data.train, image)
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
 
     def from_step(self, start: int, stop: int) -> Iterator[list[Batch]]:
         """Yield this process's micro-batches of each step from `start` to `stop` (exclusive)."""
         train = self.data.train
         if isinstance(train, ImageSet) and self.settings.batched:
-            yield from self._in_memory(train, start, stop)
+            read = self._in_memory(train, start, stop)
         else:
-            yield from self._decoded(train, start, stop)
+            read = self._decoded(train, start, stop)
+        for step in range(start, stop):
+            yield [self._finish(step, positions, *next(read)) for positions in self.positions]
 
     def order(self, step: int) -> Tensor:
         """Return the image indices of a step's global batch."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = epoch_order(
-                len(self.data.train), self.seed, epoch, self.settings.aug_repeats
-            )
-        return self._order[within * self.batch_size : (within + 1) * self.batch_size]
+        order = epoch_order(len(self.data.train), self.seed, epoch, self.settings.aug_repeats)
+        return order[within * self.batch_size : (within + 1) * self.batch_size]
 
-    def _in_memory(self, train: ImageSet, start: int, stop: int) -> Iterator[list[Batch]]:
+    def _in_memory(self, train: ImageSet, start: int, stop: int) -> Iterator[Pixels]:
         windows = Windows(train.images.to(self.device), self.settings)
         labels = train.labels.to(self.device)
         for step in range(start, stop):
-            order, micro = self.order(step), []
+            order = self.order(step)
             for positions in self.positions:
                 chosen = order[positions]
                 images = windows.batch(chosen, positions, self.batch_size, *self._key(step))
-                micro.append(
-                    self._finish(step, positions, images, labels[chosen.to(self.device)], chosen)
-                )
-            yield micro
+                yield images, labels[chosen.to(self.device)], chosen
 
-    def _decoded(self, train: ImageSource, start: int, stop: int) -> Iterator[list[Batch]]:
+    def _decoded(self, train: ImageSource, start: int, stop: int) -> Iterator[Pixels]:
         samples = _Samples(
             train,
             training_transform(self.settings, self.image),
             self.image.channels,
             self.data.skip_bad,
-            partial(_seed_sample, self.seed, bool(self.settings.aa)),
+            self.seed,
+            bool(self.settings.aa),
         )
-        read = read_batches(samples, lambda: self._tokens(start, stop), self.workers)
-        for step in range(start, stop):
-            micro = []
-            for positions in self.positions:
-                images, labels, indices = _pixels(next(read))
-                images, labels = (x.to(self.device, non_blocking=True) for x in (images, labels))
-                micro.append(self._finish(step, positions, images, labels, indices))
-            yield micro
+        for read in read_batches(samples, lambda: self._tokens(start, stop), self.workers):
+            yield _pixels(read, self.device)
 
     def _tokens(self, start: int, stop: int) -> Iterator[list[Token]]:
         for step in range(start, stop):
             epoch, within = divmod(step, self.steps_per_epoch)
             order, first = self.order(step), within * self.batch_size
             for positions in self.positions:
-                yield [
-                    (epoch, first + position, image)
-                    for position, image in zip(
-                        positions.tolist(), order[positions].tolist(), strict=True
-                    )
-                ]
+                yield [(epoch, first + at, int(order[at])) for at in positions.tolist()]
 
     def _finish(
         self, step: int, positions: Tensor, images: Tensor, labels: Tensor, indices: Tensor
@@ -187,59 +176,40 @@ class EvaluationBatches:
         indices = list(range(mine, len(data.test), parts))
         self.batches = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
         most = -(-len(data.test) // parts)
-        self.idle = -(-most // batch_size) - len(
-            self.batches
-        )  # batches that other processes have in addition
+        # batches that other processes have in addition
+        self.idle = -(-most // batch_size) - len(self.batches)
         self.workers = workers
 
     def __iter__(self) -> Iterator[Batch]:
-        if isinstance(self.test, ImageSet) and self._needs_no_transform(self.test):
+        test, image = self.test, self.image
+        if (  # the transform would leave the images in memory unchanged
+            isinstance(test, ImageSet)
+            and test.images.shape[1:] == image.shape
+            and image.crop_pct == 1.0
+        ):
             for batch in self.batches:
-                yield self._batch(
-                    self.test.images[batch], self.test.labels[batch], torch.tensor(batch)
-                )
+                yield self._batch((test.images[batch], test.labels[batch].tolist(), batch, []))
             return
         tokens: list[list[Token]] = [[(0, i, i) for i in batch] for batch in self.batches]
         for read in read_batches(self.samples, lambda: iter(tokens), self.workers):
-            yield self._batch(*_pixels(read))
+            yield self._batch(read)
 
-    def _needs_no_transform(self, test: ImageSet) -> bool:
-        """Return whether the transform would leave the images in memory unchanged."""
-        image = self.image
-        size = (image.channels, image.height, image.width)
-        return test.images.shape[1:] == size and image.crop_pct == 1.0
-
-    def _batch(self, images: Tensor, labels: Tensor, indices: Tensor) -> Batch:
-        return Batch(
-            images=self.image.normalize(images.to(self.device, non_blocking=True)),
-            targets=labels.to(self.device, non_blocking=True),
-            indices=indices,
-        )
+    def _batch(self, read: _Read) -> Batch:
+        images, labels, indices = _pixels(read, self.device)
+        return Batch(images=self.image.normalize(images), targets=labels, indices=indices)
 
 
-Pixels = tuple[Tensor, Tensor, Tensor]  # uint8 images, labels, image indices
-# What a worker sends: images, labels, indices, and the problems of images that were replaced. Lists
-# are cheaper to send than small tensors, because each tensor would be a shared-memory file.
-_Read = tuple[Tensor, list[int], list[int], list[str]]
-
-
-def _seed_sample(seed: int, numpy: bool, epoch: int, position: int) -> None:
-    set_seeds(derive_seed(seed, "sample", epoch, position), numpy=numpy)
-
-
+@dataclass(frozen=True)
 class _Samples(Dataset[Pixels]):
-    """Transformed images for a batch of tokens. `seed` is called before each transform."""
+    """Transformed images for a batch of tokens. With a `seed`, each transform is seeded."""
 
-    def __init__(
-        self,
-        source: ImageSource,
-        transform: Callable[[Any], Tensor],
-        channels: int,
-        skip_bad: bool,
-        seed: Callable[[int, int], None] | None = None,
-    ) -> None:
-        self.source, self.transform, self.channels = source, transform, channels
-        self.skip_bad, self.seed = skip_bad, seed
+    source: ImageSource
+    transform: Callable[[Any], Tensor]
+    channels: int
+    skip_bad: bool
+    seed: int | None = None
+    numpy: bool = False
+    """Whether the transform also draws from numpy."""
 
     def __getitems__(self, tokens: list[Token]) -> _Read | DataError:
         """Read and transform one batch of tokens. A DataError is returned, not raised."""
@@ -247,8 +217,9 @@ class _Samples(Dataset[Pixels]):
         try:
             for epoch, position, index in tokens:
                 image, taken, problems = self._read(index)
-                if self.seed:
-                    self.seed(epoch, position)
+                if self.seed is not None:
+                    key = derive_seed(self.seed, "sample", epoch, position)
+                    set_seeds(key, numpy=self.numpy)
                 images.append(torch.as_tensor(self.transform(image)[: self.channels]))
                 indices.append(taken)
                 replaced += problems
@@ -274,11 +245,12 @@ class _Samples(Dataset[Pixels]):
                 return gray, index, problems
 
 
-def _pixels(read: _Read) -> Pixels:
+def _pixels(read: _Read, device: torch.device) -> Pixels:
     images, labels, indices, replaced = read
     for problem in replaced:
         warnings.warn(f"{problem}; the next image is used instead", stacklevel=2)
-    return images, torch.tensor(labels), torch.tensor(indices)
+    images, targets = (x.to(device, non_blocking=True) for x in (images, torch.tensor(labels)))
+    return images, targets, torch.tensor(indices)
 
 
 def check_batch_size(images: int, batch_size: int, micro_batches: int, *, mixes: bool) -> None:
@@ -303,7 +275,7 @@ def check_batch_size(images: int, batch_size: int, micro_batches: int, *, mixes:
 
 def check_image_size(images: ImageSet, image: ImageFormat) -> None:
     """Refuse images in memory whose shape is not the model's input shape."""
-    found, wanted = tuple(images.images.shape[1:]), (image.channels, image.height, image.width)
+    found, wanted = tuple(images.images.shape[1:]), image.shape
     if found != wanted:
         raise DataError(
             f"images are {found} (channels, height, width) and the model takes {wanted}",

@@ -4,10 +4,11 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import IO, cast
 from zlib import crc32
 
 from PIL import Image
@@ -16,23 +17,15 @@ from rbdc.data.images import DataSet, check_splits, listed_fingerprint
 from rbdc.errors import DataError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
-FORMATS = (
-    "JPEG",
-    "PNG",
-    "WEBP",
-    "BMP",
-    "PPM",
-    "TIFF",
-)  # for some other formats PIL would run Ghostscript
+# for some other formats PIL would run Ghostscript
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF")
 TRAIN, TEST = ("train", "training"), ("val", "validation", "valid", "test")
 _ENDS = {  # first bytes of a format: last bytes of a complete file
     b"\xff\xd8": b"\xff\xd9",  # JPEG
     b"\x89P": b"IEND\xaeB`\x82",  # PNG
 }
 _LOOK = 256  # bytes at both ends of a file that are read when the data set is opened
-_MEMBER = re.compile(
-    r"((?:.*/)?[^./]+)\.([^/]*)"
-)  # the key ends at the first dot, as in WebDataset
+_MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # WebDataset: the key ends at the first dot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,11 +50,6 @@ class ImageLocation:
 
     def __str__(self) -> str:
         return f"{self.path}:{self.member}" if self.member else str(self.path)
-
-    def line(self, root: Path, label: int) -> str:
-        """Return the image's line of the fingerprint, without the path of `root` or any time."""
-        name = f"{self.path.relative_to(root)}:{self.member}"
-        return f"{name} {self.size} {self.ends} {label}"
 
 
 def locate_image(
@@ -112,43 +100,30 @@ class StoredImages:
     def suspects(self) -> list[int]:
         return [i for i, location in enumerate(self.locations) if not location.complete]
 
-    def without(self, indices: Sequence[int]) -> "StoredImages":
-        out = set(indices)
-        kept = [i for i in range(len(self)) if i not in out]
-        return replace(
-            self,
-            locations=tuple(self.locations[i] for i in kept),
-            labels=tuple(self.labels[i] for i in kept),
-        )
-
 
 def split_folders(root: Path) -> tuple[Path, Path] | None:
     """Return the folders of the training and test split in ImageNet's layout, or None."""
-    found = [
-        next((root / name for name in names if (root / name).is_dir()), None)
-        for names in (TRAIN, TEST)
-    ]
-    return (found[0], found[1]) if found[0] and found[1] else None
+    train, test = (
+        next(filter(Path.is_dir, (root / name for name in names)), None) for names in (TRAIN, TEST)
+    )
+    return (train, test) if train and test else None
 
 
-def image_folders(root: Path) -> DataSet:
+def image_folders(root: Path, folders: tuple[Path, Path]) -> DataSet:
     """Open `train/CLASS/*.jpg` and `val/CLASS/*.jpg` (or test), classes in alphabetical order."""
-    folders = split_folders(root)
-    assert folders is not None
     classes = tuple(path.name for path in _folders(folders[0]))
-    known = {name: label for label, name in enumerate(classes)}
     splits = []
     for folder in folders:
         locations, labels = [], []
         for entry in _folders(folder):
-            if entry.name not in known:
+            if entry.name not in classes:
                 raise DataError(
                     f"{entry} is a class that {folders[0]} lacks",
                     "Both splits must have the same classes.",
                 )
             images = [locate_image(path) for path in _images(entry)]
             locations += images
-            labels += [known[entry.name]] * len(images)
+            labels += [classes.index(entry.name)] * len(images)
         splits.append(StoredImages(locations=tuple(locations), labels=tuple(labels)))
     return _data(root, splits[0], splits[1], classes)
 
@@ -169,10 +144,10 @@ def _images(folder: Path) -> list[Path]:
 
 def _data(root: Path, train: StoredImages, test: StoredImages, classes: tuple[str, ...]) -> DataSet:
     check_splits(str(root), train, test, classes=len(classes))
-    lines = [
-        location.line(root, label)
+    lines = [  # without the path of `root` or any time
+        f"{at.path.relative_to(root)}:{at.member} {at.size} {at.ends} {label}"
         for split in (train, test)
-        for location, label in zip(split.locations, split.labels, strict=True)
+        for at, label in zip(split.locations, split.labels, strict=True)
     ]
     return DataSet(
         name=root.name,
@@ -186,23 +161,18 @@ def _data(root: Path, train: StoredImages, test: StoredImages, classes: tuple[st
 def find_shards(root: Path) -> tuple[list[Path], list[Path]] | None:
     """Return the tar files of both splits (`train-0000.tar` or `train/0000.tar`), or None."""
     train, test = (
-        next(filter(None, (_tars(root, name) for name in names)), []) for names in (TRAIN, TEST)
+        next(filter(None, ([*root.glob(f"{n}*.tar"), *root.glob(f"{n}/*.tar")] for n in names)), [])
+        for names in (TRAIN, TEST)
     )
-    return (train, test) if train and test else None
+    return (sorted(train), sorted(test)) if train and test else None
 
 
-def _tars(root: Path, split: str) -> list[Path]:
-    return sorted([*root.glob(f"{split}*.tar"), *root.glob(f"{split}/*.tar")])
-
-
-def shards(root: Path) -> DataSet:
+def shards(root: Path, found: tuple[list[Path], list[Path]]) -> DataSet:
     """Open WebDataset shards: NAME.jpg (or png, webp) with NAME.cls, or NAME.json with "label".
 
     An uncompressed tar file allows random access, so images are shuffled across all shards.
     `classes.txt`, with one line per class, names the classes.
     """
-    found = find_shards(root)
-    assert found is not None
     train, test = (_index(paths) for paths in found)
     count = 1 + max((*train.labels, *test.labels), default=-1)
     listed = root / "classes.txt"
@@ -219,12 +189,8 @@ def _index(paths: Iterable[Path]) -> StoredImages:
     locations: list[ImageLocation] = []
     labels: list[int] = []
     for path in paths:
-        images: dict[str, ImageLocation] = {}
-        known: dict[str, int] = {}
         try:
-            with tarfile.open(path, "r:") as archive:
-                for member in archive:
-                    _add_member(path, archive, member, images, known)
+            images, known = _read_shard(path)
         except (tarfile.TarError, OSError) as error:
             raise DataError(f"{path} is not a readable shard: {error}", "Write it again.") from None
         for key, location in images.items():
@@ -237,32 +203,30 @@ def _index(paths: Iterable[Path]) -> StoredImages:
     return StoredImages(locations=tuple(locations), labels=tuple(labels))
 
 
-def _add_member(
-    path: Path,
-    archive: tarfile.TarFile,
-    member: tarfile.TarInfo,
-    images: dict[str, ImageLocation],
-    labels: dict[str, int],
-) -> None:
-    """Add a member of a shard to the images or the labels; ignore other members."""
-    match = _MEMBER.fullmatch(member.name)
-    if not match or not member.isfile():
-        return
-    key, extension = match[1], match[2].lower()
-    if f".{extension}" in EXTENSIONS:
-        images[key] = locate_image(
-            path, offset=member.offset_data, size=member.size, member=member.name
-        )
-    elif extension in ("cls", "json"):
-        file = archive.extractfile(member)
-        assert file is not None, "it is a file"
-        content = file.read()
-        try:
-            if extension == "cls":
-                labels[key] = int(content)
-            elif (facts := json.loads(content)).get("label") is not None:
-                labels.setdefault(key, int(str(facts["label"])))  # NAME.cls has precedence
-        except (ValueError, AttributeError):
-            raise DataError(
-                f"{path}:{member.name} holds no label: {content[:40]!r}", "Write a whole number."
-            ) from None
+def _read_shard(path: Path) -> tuple[dict[str, ImageLocation], dict[str, int]]:
+    """Return the images and the labels of a shard, by key. Other members are ignored."""
+    images: dict[str, ImageLocation] = {}
+    labels: dict[str, int] = {}
+    with tarfile.open(path, "r:") as archive:
+        for member in archive:
+            match = _MEMBER.fullmatch(member.name)
+            if not match or not member.isfile():
+                continue
+            key, extension = match[1], match[2].lower()
+            if f".{extension}" in EXTENSIONS:
+                images[key] = locate_image(
+                    path, offset=member.offset_data, size=member.size, member=member.name
+                )
+            elif extension in ("cls", "json"):
+                content = cast(IO[bytes], archive.extractfile(member)).read()
+                try:
+                    if extension == "cls":
+                        labels[key] = int(content)
+                    elif (facts := json.loads(content)).get("label") is not None:
+                        labels.setdefault(key, int(str(facts["label"])))  # NAME.cls has precedence
+                except (ValueError, AttributeError):
+                    raise DataError(
+                        f"{path}:{member.name} holds no label: {content[:40]!r}",
+                        "Write a whole number.",
+                    ) from None
+    return images, labels

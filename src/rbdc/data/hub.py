@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ class TableImages:
 
     table: Any
     column: str
-    rows: Sequence[int]
     labels: tuple[int, ...]
     where: str
 
@@ -27,25 +26,16 @@ class TableImages:
         return len(self.labels)
 
     def read(self, index: int) -> Image.Image:
-        image: Image.Image | None = self.table[self.rows[index]][self.column]
+        image: Image.Image | None = self.table[index][self.column]
         if image is None:
             raise OSError("the row has no image")
         return image
 
     def name(self, index: int) -> str:
-        return f"{self.where} row {self.rows[index]}"
+        return f"{self.where} row {index}"
 
     def suspects(self) -> list[int]:
         return []  # rows of a table are complete, but an image may still not decode
-
-    def without(self, indices: Sequence[int]) -> "TableImages":
-        out = set(indices)
-        kept = [i for i in range(len(self)) if i not in out]
-        return replace(
-            self,
-            rows=[self.rows[i] for i in kept],
-            labels=tuple(self.labels[i] for i in kept),
-        )
 
 
 def is_saved_table(folder: Path) -> bool:
@@ -62,12 +52,10 @@ def hub_data(name: str, *, download: bool = False) -> DataSet:
             "the package `datasets` is not installed", "Install the extra: pip install 'rbdc[hub]'."
         ) from None
     datasets.disable_progress_bars()
+    saved = is_saved_table(Path(name))
     try:
         with _network(download):
-            if is_saved_table(Path(name)):
-                tables = datasets.load_from_disk(name)
-            else:
-                tables = datasets.load_dataset(name)
+            tables = (datasets.load_from_disk if saved else datasets.load_dataset)(name)
     except Exception as error:  # `datasets` raises many types of errors
         raise DataError(
             f"{name} cannot be opened by `datasets`: {error}",
@@ -77,7 +65,10 @@ def hub_data(name: str, *, download: bool = False) -> DataSet:
         _images(name, tables, purpose, names)
         for purpose, names in (("training", TRAIN), ("test", TEST))
     )
-    classes, others = (_class_names(name, images.table) for images in (train, test))
+    classes, others = (
+        tuple(images.table.features[_column(name, images.table, "ClassLabel")].names)
+        for images in (train, test)
+    )
     if classes != others:
         raise DataError(
             f"{name} has different classes for training and testing",
@@ -86,7 +77,7 @@ def hub_data(name: str, *, download: bool = False) -> DataSet:
     check_splits(name, train, test, classes=len(classes))
     prints = [f"{images.table._fingerprint} {len(images)}" for images in (train, test)]
     return DataSet(
-        name=Path(name).name if is_saved_table(Path(name)) else f"hf:{name}",
+        name=Path(name).name if saved else f"hf:{name}",
         train=train,
         test=test,
         class_names=classes,
@@ -122,14 +113,9 @@ def _images(name: str, tables: Any, purpose: str, names: Sequence[str]) -> Table
     return TableImages(
         table=table,
         column=_column(name, table, "Image"),
-        rows=range(len(table)),
         labels=tuple(table[_column(name, table, "ClassLabel")]),
         where=f"{name} {split}",
     )
-
-
-def _class_names(name: str, table: Any) -> tuple[str, ...]:
-    return tuple(table.features[_column(name, table, "ClassLabel")].names)
 
 
 def _column(name: str, table: Any, kind: str) -> str:

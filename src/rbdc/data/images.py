@@ -2,10 +2,9 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -33,11 +32,6 @@ class ImageSet:
     def suspects(self) -> list[int]:
         return []
 
-    def without(self, indices: Sequence[int]) -> "ImageSet":
-        kept = torch.ones(len(self), dtype=torch.bool)
-        kept[list(indices)] = False
-        return replace(self, images=self.images[kept], labels=self.labels[kept])
-
 
 class ImageSource(Protocol):
     """Images that are read on demand: files, members of tar shards, or rows of a table."""
@@ -56,8 +50,26 @@ class ImageSource(Protocol):
     def suspects(self) -> list[int]:
         """Return the indices of images that may be damaged; they are decoded before training."""
 
-    def without(self, indices: Sequence[int]) -> "ImageSource":
-        """Return a copy of the source without these images."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SomeImages:
+    """The images of `source` that have these indices."""
+
+    source: ImageSource
+    indices: tuple[int, ...]
+    labels: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, index: int) -> Image.Image:
+        return self.source.read(self.indices[index])
+
+    def name(self, index: int) -> str:
+        return self.source.name(self.indices[index])
+
+    def suspects(self) -> list[int]:
+        return []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,9 +40,7 @@ def read_batches(
                 yield _checked(read)
             return
         except RuntimeError as error:
-            if not str(error).startswith(
-                "DataLoader worker (pid"
-            ):  # torch's message for a dead worker
+            if not str(error).startswith("DataLoader worker (pid"):  # torch's for a dead worker
                 raise
             lost += 1
             if lost == LOST_WORKERS:

@@ -62,15 +62,21 @@ def fashion_mnist(folder: Path, *, download: bool = False) -> DataSet:
         path = has_fashion_mnist(folder)
     if path is None:
         raise DataError(f"Fashion-MNIST is not in {folder}, nor in {DEBIAN}", _DOWNLOAD)
-    return memory_data("fashion-mnist", *(_idx_set(path, prefix) for prefix in ("train", "t10k")))
+    train, test = (
+        ImageSet(
+            images=read_idx(path, f"{prefix}-images-idx3-ubyte", axes=3).unsqueeze(1),
+            labels=read_idx(path, f"{prefix}-labels-idx1-ubyte", axes=1).long(),
+            class_names=CLASS_NAMES,
+        )
+        for prefix in ("train", "t10k")
+    )
+    return memory_data("fashion-mnist", train, test)
 
 
 def has_cifar(folder: Path) -> int | None:
     """Return 10 or 100 if `folder` contains that CIFAR in torchvision's layout, else None."""
-    for classes, name in ((10, "cifar-10-batches-py"), (100, "cifar-100-python")):
-        if (folder / name).is_dir():
-            return classes
-    return None
+    names = {10: "cifar-10-batches-py", 100: "cifar-100-python"}
+    return next((classes for classes, name in names.items() if (folder / name).is_dir()), None)
 
 
 def cifar(classes: int, folder: Path, *, download: bool = False) -> DataSet:
@@ -116,11 +122,3 @@ def read_idx(folder: Path, name: str, *, axes: int) -> Tensor:
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}", "Download the file again.") from None
     return torch.from_numpy(data.copy())
-
-
-def _idx_set(folder: Path, prefix: str) -> ImageSet:
-    return ImageSet(
-        images=read_idx(folder, f"{prefix}-images-idx3-ubyte", axes=3).unsqueeze(1),
-        labels=read_idx(folder, f"{prefix}-labels-idx1-ubyte", axes=1).long(),
-        class_names=CLASS_NAMES,
-    )

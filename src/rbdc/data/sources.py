@@ -14,6 +14,7 @@ from rbdc.data.images import (
     DataSet,
     ImageSet,
     ImageSource,
+    SomeImages,
     check_splits,
     listed_fingerprint,
     memory_data,
@@ -71,10 +72,10 @@ def _find(name: str, folder: Path, download: bool) -> DataSet:
         return fashion_mnist(root)
     if is_saved_table(root):
         return hub_data(str(root))
-    if find_shards(root):
-        return shards(root)
-    if split_folders(root):
-        return image_folders(root)
+    if tars := find_shards(root):
+        return shards(root, tars)
+    if folders := split_folders(root):
+        return image_folders(root, folders)
     raise DataError(
         f"{root} contains no data set of a known layout",
         "Expected train/CLASS/*.jpg with val/ or test/ beside it, or train*.tar and val*.tar.",
@@ -88,11 +89,12 @@ def _without_bad(data: DataSet, skip: bool, *, every: bool) -> DataSet:
     if not names:
         return replace(data, skip_bad=skip)
     if not skip:
+        some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
         raise DataError(
-            f"{len(names)} image{'s' if names[1:] else ''} cannot be decoded: {_some(names)}",
+            f"{len(names)} image{'s' if names[1:] else ''} cannot be decoded: {some}",
             "Remove or replace these images, or leave them out with --skip-bad.",
         )
-    train, test = data.train.without(bad[0]), data.test.without(bad[1])
+    train, test = _without(data.train, bad[0]), _without(data.test, bad[1])
     check_splits(data.name, train, test, classes=len(data.class_names))
     return replace(
         data,
@@ -114,24 +116,21 @@ def _bad_images(source: ImageSource, every: bool) -> list[int]:
     return bad
 
 
-def _some(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")
+def _without(source: ImageSource, bad: Sequence[int]) -> SomeImages:
+    kept = tuple(sorted(set(range(len(source))) - set(bad)))
+    return SomeImages(
+        source=source, indices=kept, labels=tuple(int(source.labels[index]) for index in kept)
+    )
 
 
 def _decoded(data: DataSet) -> DataSet:
     """Return the data decoded into memory. All images must have one size; none is resized."""
-    train, test = (_decode(split, data) for split in (data.train, data.test))
-    if train.images.shape[1:] != test.images.shape[1:]:
-        raise DataError(
-            f"training images are {tuple(train.images.shape[1:])}, test images "
-            f"{tuple(test.images.shape[1:])}",
-            "Images kept in memory must have one size; leave --in-memory out.",
-        )
+    first = np.asarray(read_rgb(data.train, 0)).shape
+    train, test = (_decode(split, first, data.class_names) for split in (data.train, data.test))
     return replace(memory_data(data.name, train, test), skipped=data.skipped)
 
 
-def _decode(source: ImageSource, data: DataSet) -> ImageSet:
-    first = np.asarray(read_rgb(source, 0)).shape
+def _decode(source: ImageSource, first: tuple[int, ...], classes: tuple[str, ...]) -> ImageSet:
     images = np.empty((len(source), *first), dtype=np.uint8)
     for index in range(len(source)):
         image = np.asarray(read_rgb(source, index))
@@ -145,7 +144,7 @@ def _decode(source: ImageSource, data: DataSet) -> ImageSet:
     return ImageSet(
         images=torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(),
         labels=torch.as_tensor(source.labels),
-        class_names=data.class_names,
+        class_names=classes,
     )
 
 

@@ -4,7 +4,7 @@ A file has two scales: `paper` is the real thing, `small` the same on data and m
 cores. A scale is a list of cases, and a case is a comparison.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any, Literal
@@ -130,9 +130,6 @@ class _Outline:
 
     def suspects(self) -> list[int]:
         return []
-
-    def without(self, _indices: Sequence[int]) -> "_Outline":
-        return self
 
 
 def imagenet_outline() -> DataSet:

@@ -115,7 +115,7 @@ class GrowJob(Job):
         return {
             "kind": "grow",
             "method": self.method.content(),
-            "metrics": scores.to_json(),
+            "metrics": scores,
             **grown.record,
             "images": self.images,
             "training_flops": self.flops,

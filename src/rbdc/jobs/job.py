@@ -10,7 +10,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -156,6 +156,6 @@ def _logged(observe: Observer, folder: Path) -> Observer:
         if progress.scores is not None or time.monotonic() - written > PROGRESS_SECONDS:
             written = time.monotonic()
             so_far = replace(progress, scores=scores)
-            write_text(folder / PROGRESS, json.dumps(so_far.to_json()))  # may be lost
+            write_text(folder / PROGRESS, json.dumps(asdict(so_far)))  # may be lost
 
     return log

@@ -13,7 +13,6 @@ from rbdc.models.build import (
     family,
     fold_parametrizations,
     halves_layout,
-    halvings,
     record_of,
     scaled_widths,
     shapes_of,

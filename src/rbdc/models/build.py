@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
-from itertools import count
 from typing import Any, cast
 
 import timm
@@ -16,7 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from rbdc.coupling import Layout, layout_of
 from rbdc.errors import ModelError, WidthError, nearest
-from rbdc.models.families import Family, Widths, family_of
+from rbdc.models.families import Family, family_of
 from rbdc.models.spec import ModelSpec
 
 _OF_TIMMS_WEIGHTS = (
@@ -38,11 +37,11 @@ def build(model: str | ModelSpec, width: float = 1.0, **arguments: Any) -> nn.Mo
     """
     spec = as_spec(model, width, **arguments)
     reference, family = _reference(spec)
-    create = partial(_create, spec.name)
+    arguments = timm_arguments(spec)
     if spec.width == 1 or family.construct is None:
-        result = create(**timm_arguments(spec))
+        result = _create(spec.name, **arguments)
     else:
-        result = family.construct(reference, create, timm_arguments(spec))
+        result = family.construct(reference, partial(_create, spec.name), arguments)
     _describe(result, spec)
     return result
 
@@ -130,7 +129,7 @@ def timm_builds(spec: ModelSpec) -> bool:
     """Return whether timm alone can build this model from its exported `model_args`."""
     with torch.device("meta"):
         alone = _create(spec.name, **timm_arguments(spec)).state_dict()
-    ours = build_meta(spec).state_dict()
+    ours = shapes_of(spec)
     return {k: t.shape for k, t in alone.items()} == {k: t.shape for k, t in ours.items()}
 
 
@@ -141,57 +140,42 @@ def family(spec: ModelSpec) -> Family:
 
 def timm_arguments(spec: ModelSpec) -> dict[str, Any]:
     """Return the arguments of timm's constructor for this spec, with scaled widths."""
-    _model, family = _reference(spec)
     arguments = dict(spec.arguments)
-    if not family.takes_image_size:
+    if not family(spec).takes_image_size:
         arguments.pop("img_size", None)  # stored in pretrained_cfg["input_size"]
-    return arguments | (dict(scaled_widths(spec)) if spec.width != 1 else {})
+    return arguments | (scaled_widths(spec) if spec.width != 1 else {})
 
 
-def scaled_widths(spec: ModelSpec) -> Widths:
+def scaled_widths(spec: ModelSpec) -> dict[str, int | tuple[int, ...]]:
     """Return the constructor arguments that define the width, at this spec's width."""
     reference, family = _reference(spec)
     factor = Fraction(spec.width).limit_denominator(2**16)
-    return {key: _scale(spec, key, size, factor) for key, size in family.widths(reference).items()}
-
-
-def halvings(spec: ModelSpec) -> int:
-    """Return how many recursive steps the architecture allows from this width."""
-    return _halvings(spec)[0]
+    widths: dict[str, int | tuple[int, ...]] = {}
+    for key, sizes in family.widths(reference).items():
+        full = sizes if isinstance(sizes, tuple) else (sizes,)
+        scaled = [size * factor for size in full]
+        for size, width in zip(full, scaled, strict=True):
+            if width.denominator != 1 or width < 1:
+                raise WidthError(
+                    f"{key} is {size} at full width and would be {float(width):g} at width "
+                    f"{spec.width:g}",
+                    f"Choose a width at which {key} is a whole number.",
+                )
+        widths[key] = tuple(map(int, scaled)) if isinstance(sizes, tuple) else int(scaled[0])
+    return widths
 
 
 def check_steps(spec: ModelSpec, steps: int) -> None:
     """Refuse more recursive steps than the architecture allows, and name the reason."""
     scaled_widths(spec)
-    most, obstacle = _halvings(spec)
-    if steps > most:
-        raise WidthError(
-            f"{spec} cannot be halved {steps} times: {obstacle.problem}",
-            f"At most {most} recursive step{'s' if most != 1 else ''} from {spec}.",
-        )
-
-
-def _halvings(spec: ModelSpec) -> tuple[int, WidthError]:
-    for steps in count():
+    for most in range(steps):
         try:
-            scaled_widths(spec.scaled(0.5 ** (steps + 1)))
+            scaled_widths(spec.scaled(0.5 ** (most + 1)))
         except WidthError as obstacle:
-            return steps, obstacle
-    raise AssertionError("widths are finite")
-
-
-def _scale(
-    spec: ModelSpec, key: str, size: int | tuple[int, ...], factor: Fraction
-) -> int | tuple[int, ...]:
-    if isinstance(size, tuple):
-        return tuple(cast(int, _scale(spec, key, one, factor)) for one in size)
-    scaled = size * factor
-    if scaled.denominator != 1 or scaled < 1:
-        raise WidthError(
-            f"{key} is {size} at full width and would be {float(scaled):g} at width {spec.width:g}",
-            f"Choose a width at which {key} is a whole number.",
-        )
-    return int(scaled)
+            raise WidthError(
+                f"{spec} cannot be halved {steps} times: {obstacle.problem}",
+                f"At most {most} recursive step{'s' if most != 1 else ''} from {spec}.",
+            ) from None
 
 
 def _reference(spec: ModelSpec) -> tuple[Any, Family]:
@@ -212,12 +196,12 @@ def _full_width(spec: ModelSpec) -> tuple[Any, Family]:
             f"the arguments of {name} ask for weights, but a spec describes only an architecture",
             "Build the model, then load weights into it; or use rbdc.load for an exported folder.",
         )
-    size = {"img_size": given.pop("img_size")} if "img_size" in given else {}
+    size = given.pop("img_size", None)
     with torch.device("meta"):
         model = _create(name, **given)
         family = family_of(model)
-        if size and family.takes_image_size:
-            model = _create(name, **given, **size)
+        if size is not None and family.takes_image_size:
+            model = _create(name, **given, img_size=size)
     return model, family
 
 

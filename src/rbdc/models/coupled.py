@@ -8,12 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rbdc.coupling import (
-    OffDiagonal,
-    class_names,
-    couple,
-    verify_coupling,
-)
+from rbdc.coupling import OffDiagonal, class_names, couple, verify_coupling
 from rbdc.errors import CheckpointError, CouplingError
 from rbdc.models.build import build, build_empty, spec_of, timm_builds
 from rbdc.models.folder import check_writable, export, load
@@ -88,17 +83,15 @@ def couple_folders(
 
 def _copy_preprocessing(wide: Any, parents: Sequence[Any]) -> None:
     """Copy the image preprocessing of exported parents. Weight files do not record it."""
-    keys = ("mean", "std", "crop_pct", "interpolation")
-    prepared = [{key: parent.pretrained_cfg.get(key) for key in keys} for parent in parents]
-    for key in keys:
-        values = [one[key] for one in prepared]
+    for key in ("mean", "std", "crop_pct", "interpolation"):
+        values = [parent.pretrained_cfg.get(key) for parent in parents]
         if any(value != values[0] for value in values):
             raise CouplingError(
                 f"the parents preprocess images differently: {key} is {values[0]}, {values[1]}",
                 "Couple models that were trained with the same preprocessing.",
             )
-    for one in prepared[:1]:
-        wide.pretrained_cfg.update(one)
+        if values:
+            wide.pretrained_cfg[key] = values[0]
 
 
 def _check_apart(output: Path, *inputs: str | Path) -> None:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
-from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
@@ -22,7 +21,9 @@ from timm.models import load_state_dict, save_for_hf
 from torch import Tensor, nn
 
 from rbdc.coupling import class_names, set_class_names
-from rbdc.disk import is_writable, replace_folder, sha256_of, sync
+from rbdc.coupling.layout import heads_of
+from rbdc.disk import is_writable, sha256_of, whole_folder
+from rbdc.disk import read_json as read_json_or_none
 from rbdc.errors import CheckpointError, ModelError
 from rbdc.models.build import (
     as_spec,
@@ -87,7 +88,6 @@ def copy_model(source: Path, folder: Path, *, record: Mapping[str, Any]) -> None
     _check_sum(source)
     known = read_json(source / RECORD)
     with _written_whole(target) as partial:
-        partial.mkdir()
         for name in (CONFIG, WEIGHTS):
             shutil.copyfile(source / name, partial / name)
         ours = {name: known[name] for name in ("spec", "sha256")}
@@ -97,19 +97,13 @@ def copy_model(source: Path, folder: Path, *, record: Mapping[str, Any]) -> None
 @contextmanager
 def _written_whole(target: Path) -> Iterator[Path]:
     """Yield a temporary folder, and put it in the place of `target` once it is complete."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
     try:
-        yield partial
-        for path in (*partial.iterdir(), partial):
-            sync(path)
-        replace_folder(partial, target)
+        with whole_folder(target) as partial:
+            yield partial
     except SafetensorError as error:  # raised for a full disk
         raise CheckpointError(
             f"{target} could not be written: {error}", "Make room, or choose another folder."
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def check_writable(folder: Path, *, force: bool) -> None:
@@ -167,7 +161,11 @@ def load(
             )
         state, about = read_weights(path, use_ema), {}
         spec = _spec_of_state(model, dict(arguments or {}), state)
-    result = _fill(spec, state, path)
+    result = build_empty(spec)
+    _check_tensors(spec, result.state_dict(), state, str(path))
+    # Copy, do not assign: tensors of a memory-mapped file have the file's alignment, and kernels
+    # round differently on it. The file may also be replaced while the model is in use.
+    result.load_state_dict(state)
     _restore_metadata(result, about)
     return result
 
@@ -177,21 +175,10 @@ def _restore_metadata(model: Any, about: Mapping[str, Any]) -> None:
     set_class_names(model, about.get("label_names"))
     record = model.pretrained_cfg
     for key in ("mean", "std"):
-        values = about.get(key)
+        values = about.get(key)  # timm writes three for any number of channels: ignore those
         if isinstance(values, list) and len(values) == record["input_size"][0]:
-            record[key] = tuple(
-                values
-            )  # otherwise ignore them: timm writes three for any number of channels
+            record[key] = tuple(values)
     record.update({key: about[key] for key in ("crop_pct", "interpolation") if key in about})
-
-
-def _fill(spec: ModelSpec, state: Mapping[str, Tensor], path: Path) -> nn.Module:
-    result = build_empty(spec)
-    _check_tensors(spec, result.state_dict(), state, str(path))
-    # Copy, do not assign: tensors of a memory-mapped file have the file's alignment, and kernels
-    # round differently on it. The file may also be replaced while the model is in use.
-    result.load_state_dict(dict(state))
-    return result
 
 
 def _check_tensors(
@@ -219,7 +206,7 @@ def _check_tensors(
 def _folder_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
     """Return the spec of the model in a folder, and its `pretrained_cfg` with class names."""
     config = read_json(folder / CONFIG)
-    record = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
+    record = _record(folder)
     data = config.get("pretrained_cfg") or {}
     about = {**data, "label_names": config.get("label_names") or data.get("label_names")}
     try:
@@ -240,16 +227,14 @@ def _folder_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
 
 def _spec_of_state(name: str, arguments: dict[str, Any], state: Mapping[str, Tensor]) -> ModelSpec:
     """Return the architecture at the width whose shapes fit these weights best."""
-    full: Any = build_meta(as_spec(name, **arguments))
-    classifier = full.pretrained_cfg["classifier"]
-    head = f"{classifier if isinstance(classifier, str) else classifier[0]}.weight"
+    head = f"{heads_of(build_meta(as_spec(name, **arguments)))[0]}.weight"
     if head in state:
         arguments.setdefault("num_classes", state[head].shape[0])
     candidates = []
     for width in _WIDTHS_TO_TRY:
         spec = as_spec(name, width, **arguments)
         try:
-            shapes = build_meta(spec).state_dict()
+            shapes = shapes_of(spec)
         except ModelError:
             continue
         fit = sum(key in shapes and t.shape == shapes[key].shape for key, t in state.items())
@@ -288,23 +273,23 @@ def read_weights(path: Path, use_ema: bool = True) -> dict[str, Tensor]:
     return dict(state)
 
 
+def _record(folder: Path) -> dict[str, Any]:
+    """Return the content of rbdc.json. A folder that timm exported has none."""
+    return read_json_or_none(folder / RECORD, CheckpointError, "Export the model again.") or {}
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of an exported folder."""
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
+    content = read_json_or_none(path, CheckpointError, "Export the model again.")
+    if content is None:
         raise CheckpointError(
             f"{path} does not exist", "An exported folder has config.json and model.safetensors."
-        ) from None
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}", "Export the model again.") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} contains no JSON object", "Export the model again.")
+        )
     return content
 
 
 def _check_sum(folder: Path) -> None:
-    expected = read_json(folder / RECORD).get("sha256") if (folder / RECORD).exists() else None
+    expected = _record(folder).get("sha256")
     if expected and expected != sha256_of(folder / WEIGHTS):
         raise CheckpointError(
             f"{folder / WEIGHTS} does not have the checksum written in {RECORD}",

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from typing import Any
 
@@ -42,7 +42,7 @@ class ModelSpec:
         return replace(self, width=self.width * factor)
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "width": self.width, "arguments": dict(self.arguments)}
+        return asdict(self)
 
     def __str__(self) -> str:
         return self.name if self.width == 1 else f"{self.name} at width {self.width:g}"

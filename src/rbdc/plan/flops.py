@@ -60,7 +60,10 @@ def count_flops(
         )
     if isinstance(model, nn.Module):
         return _count(model, image_size, counter)
-    return _count_spec(_at_size(as_spec(model), image_size), counter)
+    spec = as_spec(model)
+    if image_size is not None:
+        spec = replace(spec, arguments={**spec.arguments, "img_size": image_size})
+    return _count_spec(spec, counter)
 
 
 @cache
@@ -90,12 +93,6 @@ def _count(
                 "Build the model for this size (img_size), or choose another.",
             ) from error
     return FlopCount(forward_flops=FLOPS_PER_MAC * macs, counter=counter, uncounted=dict(uncounted))
-
-
-def _at_size(spec: ModelSpec, image_size: int | tuple[int, int] | None) -> ModelSpec:
-    if image_size is None:
-        return spec
-    return replace(spec, arguments={**spec.arguments, "img_size": image_size})
 
 
 Counted = tuple[int, Mapping[str, int]]  # MACs, and calls of operations not counted

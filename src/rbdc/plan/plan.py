@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from math import inf, isfinite
 from typing import Any, Literal, get_args
@@ -60,7 +60,7 @@ class Stage:
 
     def to_json(self) -> dict[str, Any]:
         """Return the stage as JSON values."""
-        return {**asdict(self), "model": self.model.to_json(), "width": self.width}
+        return {**asdict(self), "width": self.width}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,24 +147,13 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "model": self.model.to_json(),
-            "steps": self.steps,
-            "ratio": self.ratio,
-            "schedule": self.schedule,
-            "costs": self.costs,
-            "counter": self.counter,
-            "uncounted": self.uncounted,
-            "inexact": list(self.inexact),
-            "images": self.images,
-            "asked_flops": self.asked_flops,
-            "baseline_epochs": self.baseline_epochs,
-            "warmup_epochs": self.warmup_epochs,
+            **asdict(self),
             "stages": [stage.to_json() for stage in self.stages],
             "training_flops": self.training_flops,
             "baseline_flops": self.baseline_flops,
             "normalized_flops": self.normalized_flops,
             "data_passes": self.data_passes,
-            "warnings": list(self.warnings),
+            "warnings": self.warnings,
         }
 
 
@@ -201,10 +190,8 @@ def make_plan(
         steps=steps, ratio=ratio, images=images, schedule=schedule, costs=costs, rounding=rounding
     )
     check_steps(spec, steps)
-    levels, models = [spec], [1]  # target first
-    for _ in range(steps):
-        levels.append(levels[-1].scaled(0.5))
-        models.append(PARENTS * models[-1])
+    levels = [spec.scaled(0.5**level) for level in range(steps + 1)]  # target first
+    models = [PARENTS**level for level in range(steps + 1)]
     inexact = [name for narrow in levels[1:] for name in _inexact(narrow)]
     counts = [count_flops(level, counter=counter) for level in levels]
     flops = [count.forward_flops for count in counts]
@@ -251,34 +238,32 @@ def _stages(
     rounding: Rounding,
 ) -> tuple[Stage, ...]:
     """Return the stages, leaves first, from what each level is, target first."""
-    run = [round(count) if rounding == "whole" else count for count in epochs]
-    for level, (wanted, rounded) in enumerate(zip(epochs, run, strict=True)):
-        if rounded <= 0:
+    stages = []
+    for level, (spec, number, wanted, forward) in enumerate(
+        zip(levels, models, epochs, flops, strict=True)
+    ):
+        run = round(wanted) if rounding == "whole" else wanted
+        if run <= 0:
             raise PlanError(
-                f"level {level} ({levels[level]}) would train for {wanted:.3g} epochs, which "
-                "rounds to 0",
+                f"level {level} ({spec}) would train for {wanted:.3g} epochs, which rounds to 0",
                 "Use a larger budget, fewer steps, a smaller ratio, or --rounding none.",
             )
-    costs = [
-        number * training_flops(forward, count, images)
-        for number, forward, count in zip(models, flops, run, strict=True)
-    ]
-    leaves = len(levels) - 1
-    stages = [
-        Stage(
-            level=level,
-            model=spec,
-            models=models[level],
-            parents=PARENTS if level < leaves else 0,
-            method="coupling" if level < leaves else "random",
-            epochs=run[level],
-            forward_flops=flops[level],
-            training_flops=costs[level],
-            share=costs[level] / sum(costs),
+        is_leaf = spec is levels[-1]
+        stages.append(
+            Stage(
+                level=level,
+                model=spec,
+                models=number,
+                parents=0 if is_leaf else PARENTS,
+                method="random" if is_leaf else "coupling",
+                epochs=run,
+                forward_flops=forward,
+                training_flops=number * training_flops(forward, run, images),
+                share=0.0,
+            )
         )
-        for level, spec in enumerate(levels)
-    ]
-    return tuple(reversed(stages))
+    total = sum(stage.training_flops for stage in stages)
+    return tuple(replace(stage, share=stage.training_flops / total) for stage in reversed(stages))
 
 
 def _solve(ways: dict[str, tuple[float | None, Any]]) -> float:

@@ -15,14 +15,11 @@ not included.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite, log2
-from typing import Any
 
 from rbdc.errors import PlanError
 from rbdc.models import build_meta
 from rbdc.plan.plan import Plan
 from rbdc.plan.schedule import TRAINING_PASSES
-
-BYTES_PER_GRADIENT = 4  # float32, also with autocast
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,12 +58,6 @@ class Hardware:
                     "Give the speed of your hardware.",
                 )
 
-    def all_reduce_seconds(self, gradient_bytes: float, devices: int) -> float:
-        """Return the seconds of an all-reduce of one model's gradients, without latency."""
-        within = devices <= self.devices_per_node
-        bandwidth = self.node_bytes_per_second if within else self.network_bytes_per_second
-        return 2 * (devices - 1) / devices * gradient_bytes / bandwidth
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scaling:
@@ -98,7 +89,9 @@ class Scaling:
         if devices == 1:
             return compute
         forward = compute / TRAINING_PASSES
-        exchange = hardware.all_reduce_seconds(self.gradient_bytes[level], devices)
+        within = devices <= hardware.devices_per_node
+        bandwidth = hardware.node_bytes_per_second if within else hardware.network_bytes_per_second
+        exchange = 2 * (devices - 1) / devices * self.gradient_bytes[level] / bandwidth
         latency = hardware.latency_seconds * log2(devices)
         return forward + max(compute - forward, exchange) + latency
 
@@ -109,9 +102,6 @@ class Scaling:
     def efficiency(self, level: int, devices: int) -> float:
         """Return the speed of a device in a group divided by that of a device alone."""
         return self.step_seconds(level, 1) / self.step_seconds(level, devices) / devices
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def scaling_of(
@@ -154,9 +144,8 @@ def scaling_of(
         batch_size=batch_size,
         images_per_second=tuple(float(speed) for speed in measured),
         gradient_bytes=tuple(
-            BYTES_PER_GRADIENT
-            * sum(weight.numel() for weight in build_meta(stage.model).parameters())
+            sum(4 * weight.numel() for weight in build_meta(stage.model).parameters())
             for stage in levels
-        ),
+        ),  # float32, also with autocast
         hardware=hardware,
     )

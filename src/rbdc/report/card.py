@@ -12,11 +12,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import yaml
 
-from rbdc.disk import is_writable, read_json, replace_folder, sha256_of, sync
+from rbdc.disk import is_writable, read_json, sha256_of, whole_folder
 from rbdc.errors import CheckpointError, RunError
 from rbdc.jobs.layout import MODEL, RESULT
 from rbdc.models.folder import CONFIG, RECORD, WEIGHTS
@@ -52,13 +51,8 @@ def export_run(run: Path, output: Path, *, license: str | None = None, force: bo
             f"{run} cannot be read whole: {content['missing'][0]}",
             "Give the run's command again, then export it.",
         )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.with_name(f".{output.name}.{uuid4().hex[:8]}.partial")
-    try:
+    with whole_folder(output) as partial:
         _write(partial, run, content, license)
-        replace_folder(partial, output)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return output
 
 
@@ -73,7 +67,7 @@ def export_lines(run: Path, output: Path) -> list[str]:
 
 
 def _write(folder: Path, run: Path, content: Mapping[str, Any], license: str | None) -> None:
-    (folder / FIGURES).mkdir(parents=True)
+    (folder / FIGURES).mkdir()
     for name in _MODEL_FILES:
         shutil.copyfile(run / MODEL / name, folder / name)
     if (read_json(folder / RECORD) or {}).get("sha256") != sha256_of(folder / WEIGHTS):
@@ -92,8 +86,6 @@ def _write(folder: Path, run: Path, content: Mapping[str, Any], license: str | N
     figures = [name for name, there in drawn.items() if there]
     card = card_text(content, config["pretrained_cfg"], license, figures)
     (folder / CARD).write_text(card, encoding="utf-8")
-    for path in (*folder.rglob("*"), folder):
-        sync(path)
 
 
 def _check_finished(run: Path) -> None:

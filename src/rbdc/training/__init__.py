@@ -5,7 +5,7 @@
 """
 
 from rbdc.training.classification import Start, initial_weights
-from rbdc.training.evaluation import Scores, evaluate
+from rbdc.training.evaluation import evaluate
 from rbdc.training.loop import Session
 from rbdc.training.progress import Observer, Progress, Trained
 from rbdc.training.task import Task, fit_to_data, image_format

@@ -11,13 +11,12 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rbdc.disk import replace_folder, sha256_of, sync
+from rbdc.disk import sha256_of, whole_folder
 from rbdc.errors import CheckpointError, RunError
 
 TENSORS, FACTS, SUM = "state.safetensors", "state.json", "sha256"
@@ -37,26 +36,20 @@ def save_checkpoint(
 
 def write_state(target: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write tensors and facts as one folder, atomically. An existing folder is replaced."""
-    partial = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
+    # contiguous CPU copies: safetensors supports nothing else
+    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        partial.mkdir(parents=True)
-        # contiguous CPU copies: safetensors supports nothing else
-        copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(copies, partial / TENSORS)
-        text = json.dumps({**facts, "tensors_sha256": sha256_of(partial / TENSORS)}, indent=1)
-        (partial / FACTS).write_text(text)
-        (partial / SUM).write_text(hashlib.sha256(text.encode()).hexdigest())
-        for path in (*partial.iterdir(), partial):
-            sync(path)
-        replace_folder(partial, target)
+        with whole_folder(target) as partial:
+            save_file(copies, partial / TENSORS)
+            text = json.dumps({**facts, "tensors_sha256": sha256_of(partial / TENSORS)}, indent=1)
+            (partial / FACTS).write_text(text)
+            (partial / SUM).write_text(hashlib.sha256(text.encode()).hexdigest())
     except (OSError, SafetensorError) as error:
         raise RunError(
             f"{target} could not be written: {error}",
             "Free some space or repair the disk, then run the same command: it resumes from the "
             "last checkpoint.",
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

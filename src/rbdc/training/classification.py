@@ -56,8 +56,9 @@ def classifier_state(
 ) -> State:
     """Return the state of a classifier. Without a start, its weights are uninitialised."""
     objective = Objective(task.recipe, teacher.to(device).eval() if teacher else None)
-    model = start.model if start else _parametrized(build_empty(task.model), task)
-    objective.prepare(model)
+    model: Any = start.model if start else _parametrized(build_empty(task.model), task)
+    if teacher and hasattr(model, "set_distilled_training"):
+        model.set_distilled_training(True)  # a distillation token then has an output of its own
 
     def loss(forward: Callable[[Tensor], Any], batch: Batch) -> Tensor:
         images = batch.images
@@ -152,7 +153,7 @@ class Classification(Problem):
         return self.data.train.name(index)
 
     def evaluate(self, model: nn.Module, autocast: AbstractContextManager[Any]) -> dict[str, float]:
-        return evaluate(model, self.test, self.world, autocast, idle=self.test.idle).to_json()
+        return evaluate(model, self.test, self.world, autocast, idle=self.test.idle)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         """Write the model in timm's layout."""

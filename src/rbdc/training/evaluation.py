@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -15,18 +14,6 @@ from rbdc.training.sharding import is_sharded
 from rbdc.training.world import World
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scores:
-    """Scores on all test images. Accuracies are fractions from 0 to 1."""
-
-    top1: float
-    top5: float
-    loss: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -35,8 +22,8 @@ def evaluate(
     autocast: AbstractContextManager[Any],
     *,
     idle: int = 0,
-) -> Scores:
-    """Return the scores of the model, summed over the parts of all processes.
+) -> dict[str, float]:
+    """Return top1, top5 and loss on all test images. Accuracies are fractions from 0 to 1.
 
     `idle` is the number of batches that other processes have in addition. A forward pass of a
     sharded model is collective, so this process then runs that many more, and ignores the result.
@@ -54,5 +41,5 @@ def evaluate(
             count += len(batch.targets)
         for _ in range(idle if is_sharded(model) else 0):
             model(batch.images)
-    count_, top1_, top5_, loss_ = world.sum([count, top1, top5, loss])
-    return Scores(top1=top1_ / count_, top5=top5_ / count_, loss=loss_ / count_)
+    total, *sums = world.sum([count, top1, top5, loss])
+    return {name: value / total for name, value in zip(("top1", "top5", "loss"), sums, strict=True)}

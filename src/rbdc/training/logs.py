@@ -35,9 +35,8 @@ class Logs:
     def epoch(self, history: Sequence[Mapping[str, float]], scores: Sequence[str]) -> None:
         """Rewrite the summary of all epochs so far. `scores` name the values for TensorBoard."""
         self._file.flush()
-        columns = list(history[-1])
         text = io.StringIO()
-        table = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+        table = csv.DictWriter(text, list(history[-1]), restval="", lineterminator="\n")
         table.writeheader()
         table.writerows(history)
         write_text(self.folder / SUMMARY, text.getvalue())
@@ -75,21 +74,15 @@ class Logs:
 
 def _open_resumed(path: Path, step: int) -> TextIO:
     """Open a log for appending, without the lines after `step`."""
-    kept = [line for line in _lines(path) if line["step"] <= step]
-    write_text(path, "".join(json.dumps(line) + "\n" for line in kept), durable=True)
-    return path.open("a")
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text().splitlines():
+    kept = []
+    for line in path.read_text().splitlines() if path.exists() else ():
         try:
-            found.append(json.loads(line))
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
         except ValueError:  # an incomplete last line: the process was killed
             break
-    return found
+    write_text(path, "".join(kept), durable=True)
+    return path.open("a")
 
 
 def _board(folder: Path, step: int) -> Any:

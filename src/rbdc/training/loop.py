@@ -27,13 +27,9 @@ from rbdc.training.state import select_prefix
 from rbdc.training.world import World
 
 CHECKPOINTS, BEST = "checkpoints", "best"
-FIRST_SAVE_SECONDS = (
-    0.05  # assumed until the first save: trainings of a few seconds save no checkpoints
-)
-LOGGED_STEPS, BOARD_STEPS = (
-    1000,
-    100,
-)  # steps per training in log.jsonl and TensorBoard, evenly spaced
+# assumed until the first save: trainings of a few seconds save no checkpoints
+FIRST_SAVE_SECONDS = 0.05
+LOGGED_STEPS, BOARD_STEPS = 1000, 100  # steps in log.jsonl and TensorBoard, evenly spaced
 LOGGED_BLOCKS = 100  # how often a training logs the norms of weight blocks
 
 
@@ -68,9 +64,8 @@ class Session:
         self.best_weights: dict[str, Tensor] = {}
         self.losses: list[float] = []  # losses of this epoch's steps so far
         self.seconds_before = 0.0
-        self.pending: list[
-            tuple[int, list[Tensor], Tensor]
-        ] = []  # step, image indices, loss on the device
+        # step, image indices, loss on the device
+        self.pending: list[tuple[int, list[Tensor], Tensor]] = []
         if saved:
             self._restore(*saved)
         self.logs = (
@@ -85,10 +80,7 @@ class Session:
         )
         self.began = self.saved_at = self.reported_at = time.monotonic()
         self.save_seconds = FIRST_SAVE_SECONDS
-        self.since, self.speed = (
-            (self.state.step, self.began),
-            0.0,
-        )  # images per second in this epoch
+        self.since, self.speed = (self.state.step, self.began), 0.0  # of this epoch; images/s
 
     def __enter__(self) -> Self:
         return self
@@ -113,13 +105,11 @@ class Session:
         """
         if self.state.step == 0:
             self._log_blocks()
-        check_every = (
-            1 if self.state.device.type == "cpu" else 16
-        )  # reading a loss waits for the GPU
+        # reading a loss waits for the GPU
+        check_every = 1 if self.state.device.type == "cpu" else 16
         log_every, board_every = (max(1, self.steps // n) for n in (LOGGED_STEPS, BOARD_STEPS))
-        for step, micro in enumerate(
-            self.problem.batches(self.state.step, self.steps), self.state.step
-        ):
+        batches = self.problem.batches(self.state.step, self.steps)
+        for step, micro in enumerate(batches, self.state.step):
             loss = self.state.update(micro)
             self.pending.append((step, [batch.indices for batch in micro], loss))
             if len(self.pending) >= check_every:
@@ -138,7 +128,9 @@ class Session:
                 self._save()
         self.world.settle()
         self._check_weights()
-        self._export_best()
+        best = self.state.unsharded(self.state.best_model(), self.best_weights)
+        if self.world.is_main:
+            self.problem.export(best, self.folder / BEST)
         return Trained(
             state=self.state,
             history=self.history,
@@ -242,34 +234,22 @@ class Session:
                 "losses": self.losses,
                 "seconds": self._seconds(),
             }
-            save_checkpoint(
-                self.folder / CHECKPOINTS,
-                self.state.step,
-                tensors | best,
-                facts,
-                keep=self.machine.keep,
-            )
+            checkpoints, keep = self.folder / CHECKPOINTS, self.machine.keep
+            save_checkpoint(checkpoints, self.state.step, tensors | best, facts, keep=keep)
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - began
-
-    def _export_best(self) -> None:
-        """Export the best model, whose weights are only in the checkpoints until now."""
-        best = self.state.unsharded(self.state.best_model(), self.best_weights)
-        if self.world.is_main:
-            self.problem.export(best, self.folder / BEST)
 
     def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return the last checkpoint, and check that every process reads the same one."""
         found = latest_checkpoint(self.folder / CHECKPOINTS)
-        if self.world.size > 1:
-            step = self.world.broadcast(lambda: found[1]["step"] if found else None)
-            assert (found[1]["step"] if found else None) == step, (
-                "processes read different checkpoints"
-            )
+        step = found[1]["step"] if found else None
+        same = self.world.broadcast(lambda: step) == step
+        assert same, "processes read different checkpoints"
         return found
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        assert facts["task"] == _json_values(self.problem.to_json()), "a checkpoint of another task"
+        task = json.loads(json.dumps(self.problem.to_json()))  # tuples become lists
+        assert facts["task"] == task, "a checkpoint of another task"
         self.state.restore(tensors, facts)
         self.history, self.best = facts["history"], facts["best"]
         self.best_weights = select_prefix(tensors, "best/")
@@ -280,7 +260,6 @@ class Session:
         if not self.world.is_main or (scores is None and now - self.reported_at < 0.25):
             return
         self.reported_at = now
-        loss = self.losses[-1] if self.losses else self.history[-1]["train_loss"]
         self.observe(
             Progress(
                 step=self.state.step,
@@ -288,7 +267,7 @@ class Session:
                 epoch=(self.state.step - 1) // self.steps_per_epoch,
                 epochs=self.problem.epochs,
                 batch_size=self.problem.recipe.batch_size,
-                loss=loss,
+                loss=self.losses[-1] if self.losses else self.history[-1]["train_loss"],
                 lr=self.state.learning_rate,
                 images_per_second=self._speed(),
                 scores=scores,
@@ -331,16 +310,10 @@ class Session:
 
     def _speed(self) -> float:
         step, since = self.since
-        elapsed = time.monotonic() - since
         done = (self.state.step - step) * self.problem.recipe.batch_size
         if done:
-            self.speed = done / max(elapsed, 1e-9)
+            self.speed = done / max(time.monotonic() - since, 1e-9)
         return self.speed
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.began
-
-
-def _json_values(value: Any) -> Any:
-    """Return the value as JSON would restore it: tuples become lists."""
-    return json.loads(json.dumps(value))

@@ -39,9 +39,7 @@ def default_threads(workers: int) -> int:
 def make_deterministic() -> None:
     """Use deterministic algorithms on GPUs; CPUs always do."""
     if torch.cuda.is_available():
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # must be set before cuBLAS starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS starts
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.benchmark = False
 

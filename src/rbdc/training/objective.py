@@ -1,7 +1,5 @@
 """The loss: cross-entropy, and DeiT's distillation if there is a teacher."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
@@ -18,11 +16,6 @@ class Objective:
 
     def __init__(self, recipe: Recipe, teacher: nn.Module | None) -> None:
         self.recipe, self.teacher = recipe, teacher
-
-    def prepare(self, model: Any) -> None:
-        """Let a model with a distillation token return both outputs, if there is a teacher."""
-        if self.teacher is not None and hasattr(model, "set_distilled_training"):
-            model.set_distilled_training(True)
 
     def __call__(
         self, output: Tensor | tuple[Tensor, Tensor], images: Tensor, targets: Tensor

@@ -1,7 +1,7 @@
 """The progress reports and the result of a training."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rbdc.training.state import State
@@ -21,9 +21,6 @@ class Progress:
     images_per_second: float
     scores: Mapping[str, float] | None = None
     """Scores by name at the end of an epoch, otherwise None."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

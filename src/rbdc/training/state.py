@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -77,10 +77,8 @@ class State:
 
     def models(self) -> list[nn.Module]:
         """Return every copy of the model: in training, EMA, and unsharded."""
-        others = ([self.ema.module] if self.ema else []) + (
-            [self.full_model] if self.sharded else []
-        )
-        return [self.model, *others]
+        ema, full = [self.ema.module] if self.ema else [], [self.full_model] if self.sharded else []
+        return [self.model, *ema, *full]
 
     @property
     def ema_model(self) -> nn.Module | None:
@@ -114,9 +112,8 @@ class State:
             last = number == len(micro) - 1
             if self.sharded:
                 self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
-            with ExitStack() as stack:
-                if self.world.size > 1 and not self.sharded and not last:
-                    stack.enter_context(self.forward.no_sync())
+            syncs = last or self.sharded or self.world.size == 1
+            with nullcontext() if syncs else self.forward.no_sync():
                 with self.autocast():
                     loss = self.loss(self.forward, batch)
                 self.scaler.scale(loss / len(micro)).backward()
@@ -181,8 +178,4 @@ class State:
 
 def select_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors whose names begin with `prefix`, by the rest of their names."""
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}

@@ -59,10 +59,10 @@ class Task:
     """How weights are computed from other tensors; None trains the weights themselves."""
 
     def to_json(self) -> dict[str, Any]:
-        parts = {name: getattr(self, name) for name in ("model", "recipe", "parametrization")}
         return {
             **asdict(self),
-            **{name: part and part.to_json() for name, part in parts.items()},
+            "recipe": self.recipe.to_json(),
+            "parametrization": self.parametrization and self.parametrization.to_json(),
             "warmup_epochs": plain(self.warmup_epochs),
         }
 
@@ -114,12 +114,11 @@ def image_format(spec: ModelSpec, recipe: Recipe, data: DataSet) -> ImageFormat:
         )
     uncropped = isinstance(data.train, ImageSet)  # small images are not cropped for evaluation
     crop_pct = recipe.crop_pct or (1.0 if uncropped else config["crop_pct"])
-    mean, std = (  # a single value applies to all channels
-        value * channels if len(value) == 1 else value
-        for value in (recipe.mean or tuple(config["mean"]), recipe.std or tuple(config["std"]))
-    )
-    for name, values in (("mean", mean), ("std", std)):
-        if len(values) != channels:
+    statistics = {}
+    for name in ("mean", "std"):
+        values = getattr(recipe, name) or tuple(config[name])
+        statistics[name] = values * channels if len(values) == 1 else values  # one for all channels
+        if len(statistics[name]) != channels:
             raise DataError(
                 f"{name} has {len(values)} values and the model takes {channels} channels",
                 "Give one value per channel.",
@@ -128,18 +127,13 @@ def image_format(spec: ModelSpec, recipe: Recipe, data: DataSet) -> ImageFormat:
         channels=channels,
         height=height,
         width=width,
-        mean=mean,
-        std=std,
         crop_pct=crop_pct,
         interpolation=config["interpolation"],
+        **statistics,
     )
 
 
 def describe_images(model: nn.Module, image: ImageFormat) -> None:
     """Store the image preprocessing in the model, so that timm uses the same."""
-    model.pretrained_cfg.update(  # type: ignore[operator,union-attr]
-        mean=image.mean,
-        std=image.std,
-        crop_pct=image.crop_pct,
-        interpolation=image.interpolation,
-    )
+    known = {key: getattr(image, key) for key in ("mean", "std", "crop_pct", "interpolation")}
+    model.pretrained_cfg.update(known)  # type: ignore[operator,union-attr]

@@ -54,7 +54,7 @@ def load_teacher(
         )
     _check(teacher.eval(), image, classes)
     record: Any = teacher.pretrained_cfg
-    record["input_size"] = (image.channels, image.height, image.width)
+    record["input_size"] = image.shape
     return Teacher(
         model=teacher.requires_grad_(False),
         sha256=sha256_of(file),
@@ -86,7 +86,7 @@ def _filled(model: Any, file: Path) -> nn.Module:
 @torch.no_grad()
 def _check(teacher: nn.Module, image: ImageFormat, classes: int) -> None:
     try:
-        found = teacher(torch.zeros(2, image.channels, image.height, image.width)).shape
+        found = teacher(torch.zeros(2, *image.shape)).shape
     except Exception as error:  # a model can raise any error for a wrong image size
         raise RecipeError(
             f"the teacher cannot process {image.channels} x {image.height} x {image.width} images: "
