@@ -12,7 +12,7 @@ work.
 
 import time
 
-from rbdc.cluster import ClusterPlan, plan_cluster
+from rbdc.cluster.allocation import ClusterPlan, plan_cluster
 from rbdc.plan import Hardware, make_plan, scaling_of
 
 MODEL, GPUS = "deit_base_patch16_224", (8, 64)

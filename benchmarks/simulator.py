@@ -25,7 +25,8 @@ from statistics import mean
 
 import torch
 
-from rbdc.cluster import Demand, demands_of, simulate
+from rbdc.cluster.allocation import demands_of
+from rbdc.cluster.timetable import Demand, simulate
 from rbdc.experiments.train import Training, prepare
 from rbdc.jobs.measure import images_per_second
 from rbdc.jobs.store import Store

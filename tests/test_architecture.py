@@ -1,6 +1,8 @@
 """Who may import whom, one direction only (CONTRIBUTING.md), and what the package promises."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,12 @@ def test_every_public_name_is_there_and_has_a_docstring() -> None:
     assert set(rbdc.__all__) == set(rbdc._HOME)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = rbdc.nonsense
+
+
+def test_what_must_start_quickly_does_not_load_torch() -> None:
+    """The board of a Ray cluster, and what reads a run's folder."""
+    script = (
+        "import sys, rbdc.cluster.board, rbdc.jobs.lock, rbdc.runs.record, rbdc.metrics\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

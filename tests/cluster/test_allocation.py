@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rbdc
-from rbdc.cluster import allocate, demands_of, plan_cluster, simulate
+from rbdc.cluster.allocation import demands_of, plan_cluster, soonest
+from rbdc.cluster.timetable import simulate
 from rbdc.errors import PlanError
 from rbdc.growth import Setting
 from rbdc.growth.rbdc import Rbdc
 from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec
-from rbdc.plan import Hardware, Plan, Scaling, scaling_of
+from rbdc.plan import Hardware, Plan, Scaling, Stage, scaling_of
 from tests.cluster.test_timetable import check_rules, times
 from tests.support import SMALL_VIT, small_data, small_recipe
 
@@ -51,6 +52,17 @@ def scaling_for(plan: Plan, *speeds: float, batch_size: int, hardware: Hardware 
     """Images a second of the target, the level below, ..."""
     scaling = scaling_of(plan, batch_size=batch_size, hardware=hardware)
     return replace(scaling, images_per_second=speeds)
+
+
+def allocate(plan: Plan, devices: int, scaling: Scaling) -> tuple[int, ...]:
+    """The devices of a model, target first, with which each level for itself finishes first."""
+
+    def of_level(stage: Stage) -> int:
+        images, sizes = stage.epochs * plan.images, scaling.group_sizes(devices)
+        seconds = {size: scaling.training_seconds(stage.level, images, size) for size in sizes}
+        return soonest(stage.models, seconds, devices)
+
+    return tuple(of_level(stage) for stage in reversed(plan.stages))
 
 
 def test_siblings_side_by_side_first_then_data_parallel() -> None:

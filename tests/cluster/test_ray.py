@@ -80,7 +80,7 @@ class Driver:
     ) -> None:
         self.cluster, self.output = cluster, output
         self.log = output.with_suffix(".log")
-        self.log.unlink(missing_ok=True)
+        self.log.write_text("")
         nodes = prepared.run().nodes
         self.jobs = {node.name: node.job for node in nodes}
         asked = Cluster(**{"engine": "ray", "address": cluster.address, **settings})

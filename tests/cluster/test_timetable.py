@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbdc.cluster import Demand, Slot, Timetable, simulate
+from rbdc.cluster.timetable import Demand, Slot, Timetable, simulate
 from rbdc.errors import PlanError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rbdc.cli import main
-from rbdc.cluster import plan_cluster
+from rbdc.cluster.allocation import plan_cluster
 from rbdc.commands.plan import plan_parser
 from rbdc.models import ModelSpec
 from rbdc.plan import Hardware, make_plan, scaling_of

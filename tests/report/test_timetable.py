@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 import rbdc
-from rbdc.cluster import ClusterPlan, plan_cluster
+from rbdc.cluster.allocation import ClusterPlan, plan_cluster
 from rbdc.models import ModelSpec
 from rbdc.plan import Hardware, scaling_of
 from rbdc.report.timetable import gantt, save_timetable_plot, time_unit, timetable_table

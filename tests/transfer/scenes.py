@@ -13,6 +13,7 @@ from torch import Tensor
 import rbdc
 from rbdc.transfer.coco import CocoSet, pycocotools
 from rbdc.transfer.samples import DetectionSamples
+from rbdc.transfer.scores import Results
 from tests.support import randomized
 
 CATEGORIES = [{"id": 90, "name": "cat"}, {"id": 3, "name": "dog"}, {"id": 7, "name": "kite"}]
@@ -108,6 +109,14 @@ def write_scenes(root: Path) -> Path:
     for split in ("train2017", "val2017"):
         write_split(root, split)
     return root
+
+
+def read_results(folder: Path) -> Results:
+    """What a run wrote, in COCO's results format."""
+    boxes, masks = (
+        json.loads((folder / name).read_text()) for name in ("boxes.json", "masks.json")
+    )
+    return Results(boxes=tuple(boxes), masks=tuple(masks))
 
 
 def perfect(

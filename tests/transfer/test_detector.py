@@ -8,8 +8,9 @@ from torch import Tensor
 
 import rbdc
 from rbdc.errors import ModelError, RecipeError
+from rbdc.settings.detection import DetectionRecipe
+from rbdc.transfer.detection import groups_of
 from rbdc.transfer.detector import Detector, DetectorSettings, build_detector, detector_cost
-from rbdc.transfer.groups import parameter_groups
 from tests.transfer.scenes import classifier, resnet
 
 LOSSES = {
@@ -21,6 +22,11 @@ def detector_of(model: Any, **settings: Any) -> Detector:
     torch.manual_seed(0)
     chosen = DetectorSettings(**{"min_size": 48, "max_size": 96, "window": 2, **settings})
     return build_detector(model, classes=3, settings=chosen)[0]
+
+
+def names_in(detector: Detector, group: dict[str, Any]) -> list[str]:
+    names = {parameter: name for name, parameter in detector.named_parameters()}
+    return [names[parameter] for parameter in group["params"]]
 
 
 def batch() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
@@ -126,10 +132,11 @@ def test_settings_that_make_no_detector_are_refused() -> None:
 
 def test_layers_of_a_vit_learn_slower_the_deeper_they_lie() -> None:
     detector = detector_of(classifier())
+    groups = groups_of(detector, DetectionRecipe())
     found: dict[str, Any] = {
-        name: (group.lr_scale, group.weight_decay)
-        for group in parameter_groups(detector, weight_decay=0.1, layer_decay=0.7)
-        for name in group.names
+        name: (group["lr_scale"], group["weight_decay"])
+        for group in groups
+        for name in names_in(detector, group)
     }
     body, heads = "backbone.body.", pytest.approx(1.0)
     assert found.keys() == {name for name, _ in detector.named_parameters()}
@@ -150,9 +157,9 @@ def test_layers_of_a_vit_learn_slower_the_deeper_they_lie() -> None:
 
 def test_stages_of_a_resnet_can_decay_too_and_frozen_norms_are_in_no_group() -> None:
     detector = detector_of(resnet())
-    groups = parameter_groups(detector, weight_decay=1e-4, layer_decay=0.5)
-    found = {name: group.lr_scale for group in groups for name in group.names}
-    assert sum(len(group.names) for group in groups) == len(found)
+    groups = groups_of(detector, DetectionRecipe(weight_decay=1e-4, layer_decay=0.5))
+    found = {name: group["lr_scale"] for group in groups for name in names_in(detector, group)}
+    assert sum(len(group["params"]) for group in groups) == len(found)
     assert found.keys() == {name for name, _ in detector.named_parameters()}
     assert not [name for name in found if "body" in name and "bn" in name]
     assert found["backbone.body.conv1.0.weight"] == 0.5**5
@@ -163,11 +170,11 @@ def test_stages_of_a_resnet_can_decay_too_and_frozen_norms_are_in_no_group() -> 
 
 def test_groups_go_into_an_optimizer_and_bad_decay_is_refused() -> None:
     detector = detector_of(resnet())
-    groups = parameter_groups(detector)
-    optimizer = torch.optim.AdamW([group.to_torch() for group in groups], lr=1e-4)
+    scales = [group["lr_scale"] for group in groups_of(detector, DetectionRecipe())]
+    optimizer = torch.optim.AdamW(groups_of(detector, DetectionRecipe()), lr=1e-4)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(
         list(detector.parameters())
     )
-    assert [group["lr_scale"] for group in optimizer.param_groups] == [g.lr_scale for g in groups]
+    assert [group["lr_scale"] for group in optimizer.param_groups] == scales
     with pytest.raises(RecipeError, match=r"layer_decay is 1\.5"):
-        parameter_groups(detector, layer_decay=1.5)
+        DetectionRecipe(layer_decay=1.5)

@@ -1,15 +1,6 @@
 """Many machines: the Ray engine, the resources of each job, and the simulator behind `rbdc plan`.
 
 `allocation` decides how many devices each model gets and `timetable` simulates when it trains.
-`ray_engine` runs jobs on a Ray cluster; it is imported only where Ray is used.
+`ray_engine` runs jobs on a Ray cluster. Nothing is imported here: the actor in `board` has to start
+quickly, without torch.
 """
-
-from rbdc.cluster.allocation import (
-    STANDARD,
-    ClusterPlan,
-    allocate,
-    demands_of,
-    plan_cluster,
-    soonest,
-)
-from rbdc.cluster.timetable import Demand, Row, Slot, Timetable, simulate

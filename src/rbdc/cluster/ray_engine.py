@@ -81,8 +81,8 @@ class RayEngine:
         on_gpu = ClusterResources.of(nodes).gpus > 0 and machine.device in ("auto", "cuda")
         speeds = self._probe(ray, trainings, packed, on_gpu=on_gpu)
         resources = job_resources(jobs, self.levels, self.cluster, nodes, speeds)
-        names = {job.key: f"a model of level {self.levels[job.key]}" for job in trainings}
-        check_resources(nodes, {name: resources[key] for key, name in names.items()})
+        by_level = {self.levels[job.key]: resources[job.key] for job in trainings}
+        check_resources(nodes, {f"a model of level {n}": one for n, one in by_level.items()})
         for job in trainings:  # a batch must divide among the processes
             if (workers := resources[job.key].workers) > 1:
                 job.check(machine, workers)
@@ -106,8 +106,7 @@ class RayEngine:
             ) from None
         if isinstance(answer, RbdcError):
             raise answer
-        found: dict[int, Scaling] = answer
-        return found
+        return answer  # type: ignore[no-any-return]
 
 
 class _Scheduler:
@@ -126,16 +125,14 @@ class _Scheduler:
 
         self.ray, self.cluster, self.ledger, self.resources = ray, cluster, ledger, resources
         self.packed, self.machine = packed, machine
-        self.ways = {1: ray.remote(ray_worker.run_alone), 2: ray.remote(ray_worker.run_group)}
+        self.run_alone = ray.remote(ray_worker.run_alone)
+        self.run_group = ray.remote(ray_worker.run_group)
         self.attempt = ray_worker.Attempt
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
-        self.board = (
-            ray.remote(Board)
-            .options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
-            .remote()
-        )
+        board = ray.remote(Board)
+        self.board = board.options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
         self.running: dict[Any, Any] = {}  # the attempt of each object reference
         self.room = ClusterResources.of(ray.nodes())
         self.begun: dict[str, str] = {}  # the node of each attempt that has begun, by name
@@ -161,22 +158,15 @@ class _Scheduler:
         finally:
             if self.running:  # an error in this process: let running jobs save and end
                 self._stop()
-                self.ray.wait(
-                    list(self.running), num_returns=len(self.running), timeout=SAVE_SECONDS
-                )
+                left = list(self.running)
+                self.ray.wait(left, num_returns=len(left), timeout=SAVE_SECONDS)
 
     def _submit_what_fits(self) -> None:
-        """Submit only what fits.
-
-        Ray runs tasks first-in first-out, so a later job that others depend on would starve.
-        """
+        # Ray runs tasks first-in first-out, so a later job that others depend on would starve.
         given = [attempt.resources for attempt in self.running.values()]
         for job in self.room.fitting(self.ledger.ready(), self.resources, given):
             self.ledger.take(job)
             self._submit(job)
-
-    def _job(self, attempt: Any) -> Job:
-        return self.ledger.unfinished[attempt.key]
 
     def _submit(self, job: Job) -> None:
         resources = self.resources[job.key]
@@ -190,7 +180,7 @@ class _Scheduler:
             cwd=str(Path.cwd()),
         )
         alone = resources.workers == 1
-        task = self.ways[1 if alone else 2].options(
+        task = (self.run_alone if alone else self.run_group).options(
             name=f"{job.label}-{job.key[:8]}",
             num_cpus=resources.cpus if alone else 0,  # the workers of a group have their own
             num_gpus=resources.gpus if alone else 0,
@@ -206,18 +196,18 @@ class _Scheduler:
                 self.ray.cancel(ref)
 
     def _listen(self) -> None:
-        under_way = {attempt.name: self._job(attempt) for attempt in self.running.values()}
+        jobs = self.ledger.unfinished
+        under_way = {attempt.name: jobs[attempt.key] for attempt in self.running.values()}
         try:
             notes = self.ray.get(self.board.take.remote(), timeout=BOARD_SECONDS)
         except self.ray.exceptions.RayError:
             return  # Ray restarts a dead board, and workers post again soon
         for name, note in notes:
-            if name in under_way:
+            if job := under_way.get(name):
                 node, progress = pickle.loads(note)
-                self._begin(name, under_way[name], node)
+                self._begin(name, job, node)
                 if progress is not None:
-                    key = under_way[name].key
-                    self.ledger.watch(Event(kind="progress", key=key, progress=progress))
+                    self.ledger.watch(Event(kind="progress", key=job.key, progress=progress))
 
     def _begin(self, name: str, job: Job, node: str = "") -> None:
         if name not in self.begun:
@@ -235,10 +225,10 @@ class _Scheduler:
             if attempt.resources.workers == 1 and self.begun.get(attempt.name) in dead:
                 del self.running[ref]
                 self.ray.cancel(ref, force=True)
-                self._resubmit(self._job(attempt), "its node was declared dead")
+                self._resubmit(self.ledger.unfinished[attempt.key], "its node was declared dead")
 
     def _settle(self, ref: Any, attempt: Any, stopping: bool) -> None:
-        errors, job = self.ray.exceptions, self._job(attempt)
+        errors, job = self.ray.exceptions, self.ledger.unfinished[attempt.key]
         try:
             outcome = self.ray.get(ref)
         except errors.RayTaskError:

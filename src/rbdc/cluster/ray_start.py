@@ -23,7 +23,10 @@ from rbdc.errors import RunError
 ANSWER_SECONDS = 20  # timeout of an address
 NODE_SECONDS = 180  # timeout for a process to start on a node, which may be busy
 STORE_BYTES = 80 << 20  # the smallest size that Ray allows
-PACKAGES = ("rbdc", "torch", "timm")
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+# With the first variable set to 0, Ray binds 127.0.0.1 only; otherwise it listens on the network,
+# whatever address it is given. The token keeps other users of this machine out.
+_PRIVATE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 
 
 @contextmanager
@@ -38,59 +41,36 @@ def ray_started(address: str | None, memory: int = 0) -> Iterator[Any]:
     if imported is not None and imported.is_initialized():
         yield imported
         return
-    with _joined(address) if address else _local(memory) as ray:
-        yield ray
-
-
-@contextmanager
-def _local(memory: int) -> Iterator[Any]:
-    if sys.modules.get("ray") and _PRIVATE.items() - os.environ.items():
+    if address:
+        _check_address(address)
+    elif imported and _PRIVATE.items() - os.environ.items():
         raise RunError(  # Ray reads these variables when it is imported
             "ray was imported before it could be restricted to this machine",
             "Leave the import out, or call ray.init yourself.",
         )
-    os.environ |= _PRIVATE
-    os.environ.setdefault(
-        "RAY_AUTH_TOKEN", secrets.token_hex(32)
-    )  # otherwise Ray writes it to a file
-    ray = _import_ray()
-    folder = tempfile.mkdtemp(prefix="rbdc-ray-")
-    try:
-        ray.init(
-            address="local",
-            _node_ip_address="127.0.0.1",
-            _temp_dir=folder,
-            object_store_memory=STORE_BYTES + 2 * memory,
-            include_dashboard=False,
-            **_QUIET,
-        )
-        yield ray
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _joined(address: str) -> Iterator[Any]:
-    _check_address(address)
-    ray = _import_ray()
-    ray.init(address=address, **_QUIET)
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-# With the first variable set to 0, Ray binds 127.0.0.1 only; otherwise it listens on the network,
-# whatever address it is given. The token keeps other users of this machine out.
-_PRIVATE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
-
-
-def _import_ray() -> Any:
+    else:
+        os.environ |= _PRIVATE
+        # Without a token in the environment, Ray writes one to a file.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     _check_installed()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    return importlib.import_module("ray")
+    ray = importlib.import_module("ray")
+    options: dict[str, Any] = {"address": address}
+    if not address:
+        options = {
+            "address": "local",
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": tempfile.mkdtemp(prefix="rbdc-ray-"),
+            "object_store_memory": STORE_BYTES + 2 * memory,
+            "include_dashboard": False,
+        }
+    try:
+        ray.init(**options, **_QUIET)
+        yield ray
+    finally:
+        ray.shutdown()
+        if not address:
+            shutil.rmtree(options["_temp_dir"], ignore_errors=True)
 
 
 def _check_installed() -> None:
@@ -165,9 +145,9 @@ def check_nodes(ray: Any, store: Path) -> list[dict[str, Any]]:
 
 def _check_node(ray: Any, node: Mapping[str, Any], answer: Any, store: Path, ours: str) -> None:
     where = f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
+    if answer is None:
+        raise RunError(f"the node {where} does not answer", "Take it out of the cluster.")
     try:
-        if answer is None:
-            raise RunError(f"the node {where} does not answer", "Take it out of the cluster.")
         found = ray.get(answer)
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
@@ -204,7 +184,7 @@ def probe_node(store: str, ours: str, node: str) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Return the versions of everything that must be the same on all machines."""
     found = {"Python": sys.version.split()[0]}
-    for name in PACKAGES:
+    for name in ("rbdc", "torch", "timm"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -61,9 +61,7 @@ def probe(packed: bytes, measured: Mapping[int, str], cwd: str) -> dict[int, Sca
     try:
         for job in jobs.values():
             job.check_device(context.machine)
-        return {
-            level: jobs[key].measure_scaling(context.machine) for level, key in measured.items()
-        }
+        return {n: jobs[key].measure_scaling(context.machine) for n, key in measured.items()}
     except RbdcError as error:
         return error
 
@@ -102,7 +100,7 @@ def run_group(attempt: Attempt, packed: bytes) -> Outcome:
     except train.WorkerGroupError as error:
         return _first_failure(list(error.worker_failures.values()))
     except train.TrainingFailedError as error:
-        return Outcome(lost=_last_line(error))
+        return Outcome(lost=_first_line(error))
     finally:
         shutil.rmtree(folder / GROUP, ignore_errors=True)
     return Outcome(result=context.store.result(job))
@@ -113,7 +111,7 @@ def run_rank(config: dict[str, Any]) -> None:
     attempt: Attempt = config["attempt"]
     job, context = _begin(attempt, config["packed"])
     world = join_world(context.machine.device)
-    outcome = _outcome(attempt, job, replace(context, world=world), lambda: False)
+    outcome = _outcome(attempt, job, replace(context, world=world))
     if outcome.error is not None:
         raise outcome.error
     if outcome.result is None:
@@ -128,20 +126,16 @@ def _begin(attempt: Attempt, packed: bytes) -> tuple[Job, Context]:
 def _unpacked(packed: bytes, cwd: str) -> tuple[dict[str, Job], Context]:
     with suppress(OSError):  # the folder may not exist on this machine
         os.chdir(cwd)
-    jobs, context = pickle.loads(packed)
-    return jobs, context
+    return pickle.loads(packed)  # type: ignore[no-any-return]
 
 
 def _outcome(
-    attempt: Attempt, job: Job, context: Context, signalled: Callable[[], bool]
+    attempt: Attempt, job: Job, context: Context, signalled: Callable[[], bool] = lambda: False
 ) -> Outcome:
     listener = _Listener(attempt, context.store.folder(job) / LEASE)
     try:
         result = execute(
-            job,
-            context,
-            observe=_Reporter(attempt),
-            stopped=lambda: listener() or signalled(),
+            job, context, observe=_Reporter(attempt), stopped=lambda: listener() or signalled()
         )
         if context.world.is_main:  # finished: an older attempt that still runs sees that and ends
             listener.lease.unlink(missing_ok=True)
@@ -228,11 +222,10 @@ def _first_failure(failures: list[Exception]) -> Outcome:
     for error in failures:
         if isinstance(error, RbdcError):
             return Outcome(error=error)
-    for error in failures:
-        if isinstance(error, Interrupted):
-            return Outcome()
-    return Outcome(lost="; ".join(map(_last_line, failures)))
+    if any(isinstance(error, Interrupted) for error in failures):
+        return Outcome()
+    return Outcome(lost="; ".join(map(_first_line, failures)))
 
 
-def _last_line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from rbdc.cluster import soonest
+from rbdc.cluster.allocation import soonest
 from rbdc.errors import RunError
 from rbdc.jobs.job import Job
 from rbdc.plan import Scaling
@@ -51,13 +51,12 @@ class ClusterResources:
         given: Sequence[JobResources],
     ) -> list[Job]:
         """Return the longest prefix that fits, and at least one job if nothing is running."""
-        taken, first = list(given), []
-        for job in jobs:
+        taken = list(given)
+        for number, job in enumerate(jobs):
             if taken and not self.holds([*taken, resources[job.key]]):
-                break
+                return list(jobs[:number])
             taken.append(resources[job.key])
-            first.append(job)
-        return first
+        return list(jobs)
 
     def holds(self, resources: Sequence[JobResources]) -> bool:
         """Return whether there is enough for all of them. Ray chooses the nodes."""
@@ -112,13 +111,13 @@ def check_resources(nodes: Nodes, resources: Mapping[str, JobResources]) -> None
         have = _each(nodes, kind)
         for name, one in resources.items():
             each = one.gpus if kind == "GPU" else one.cpus
-            if each * one.workers > sum(have):
+            needed = each * one.workers
+            if needed > sum(have):
                 raise RunError(
-                    f"{name} needs {each * one.workers:g} {kind}s, and the cluster has "
-                    f"{sum(have):g}",
+                    f"{name} needs {needed:g} {kind}s, and the cluster has {sum(have):g}",
                     f"Use fewer (--{kind.lower()}s-per-job), or add nodes.",
                 )
-            if sum(int(count // each) for count in have if each) < one.workers and each:
+            if each and sum(int(count // each) for count in have) < one.workers:
                 raise RunError(
                     f"{name} needs {one.workers} workers with {each:g} {kind}s each, and "
                     f"the nodes have {json.dumps(have)}",

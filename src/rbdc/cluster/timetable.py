@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from graphlib import TopologicalSorter
 from heapq import heappop, heappush
 from math import isfinite
 from typing import Any
@@ -10,9 +11,8 @@ from rbdc.errors import PlanError, nearest
 
 SAME_MOMENT = 1e-9  # relative: jobs that end this close together end at the same time
 
-DeviceRuns = tuple[
-    tuple[int, int], ...
-]  # runs of adjacent devices: (first device, number of devices)
+# Runs of adjacent devices: (first device, number of devices).
+DeviceRuns = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,15 +116,9 @@ class Timetable:
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "devices": self.devices,
-            "makespan_seconds": self.makespan_seconds,
-            "device_seconds": self.device_seconds,
-            "critical_path_seconds": self.critical_path_seconds,
-            "work_seconds": self.work_seconds,
-            "bound_seconds": self.bound_seconds,
-            "gap": self.gap,
-            "idle_share": self.idle_share,
+        times = ("makespan", "device", "critical_path", "work", "bound")
+        names = ("devices", *(f"{time}_seconds" for time in times), "gap", "idle_share")
+        return {name: getattr(self, name) for name in names} | {
             "levels": [asdict(row) for row in self.rows],
             "slots": [asdict(slot) for slot in self.slots],
         }
@@ -143,99 +137,69 @@ def simulate(
         for demand in demands
     ]
     _check(demands, devices, measured or {})
-    cluster = _Cluster(demands, devices)
-    while cluster.running or cluster.ready:
-        cluster.start_ready()
-        cluster.wait()
+    by_name = {demand.name: (order, demand) for order, demand in enumerate(demands)}
+    parents = TopologicalSorter({demand.name: demand.parents for demand in demands})
+    parents.prepare()
+    now, free = 0.0, [(0, devices)]
+    ready: list[tuple[int, Demand]] = []
+    running: list[tuple[float, int, Slot]] = []
+    slots: list[Slot] = []
+    while parents.is_active():
+        for name in parents.get_ready():
+            heappush(ready, by_name[name])
+        while ready and sum(count for _, count in free) >= ready[0][1].devices:
+            order, demand = heappop(ready)
+            slot = Slot(
+                name=demand.name,
+                level=demand.level,
+                devices=demand.devices,
+                start_seconds=now,
+                end_seconds=now + demand.seconds,
+                places=_take(free, demand.devices),
+            )
+            slots.append(slot)
+            heappush(running, (slot.end_seconds, order, slot))
+        moment = running[0][0] * (1 + SAME_MOMENT)
+        while running and running[0][0] <= moment:  # all jobs that end at that time
+            now, _, slot = heappop(running)
+            free = _merged([*free, *slot.places])
+            parents.done(slot.name)
+    ends: dict[str, float] = {}  # on any number of devices
+    for demand in demands:
+        ends[demand.name] = demand.seconds + max((ends[p] for p in demand.parents), default=0.0)
     return Timetable(
         devices=devices,
-        slots=tuple(cluster.slots),
-        critical_path_seconds=_critical_path(demands),
+        slots=tuple(slots),
+        critical_path_seconds=max(ends.values()),
         work_seconds=sum(demand.devices * demand.seconds for demand in demands),
     )
 
 
-class _Cluster:
-    """The devices, and the jobs that wait, run or have ended."""
-
-    def __init__(self, demands: Sequence[Demand], devices: int) -> None:
-        self.now = 0.0
-        self.demands = demands
-        self.free = [(0, devices)]
-        self.lacks = [len(demand.parents) for demand in demands]
-        self.children: dict[str, list[int]] = {}
-        for order, demand in enumerate(demands):
-            for parent in demand.parents:
-                self.children.setdefault(parent, []).append(order)
-        self.ready = [order for order, lacks in enumerate(self.lacks) if not lacks]
-        self.running: list[tuple[float, int]] = []
-        self.slots: list[Slot] = []
-        self.places: dict[int, DeviceRuns] = {}
-
-    def start_ready(self) -> None:
-        """Start every job that is ready and has enough free devices."""
-        while self.ready and self._idle() >= self.demands[self.ready[0]].devices:
-            order = heappop(self.ready)
-            demand = self.demands[order]
-            self.places[order] = self._take(demand.devices)
-            end = self.now + demand.seconds
-            heappush(self.running, (end, order))
-            self.slots.append(
-                Slot(
-                    name=demand.name,
-                    level=demand.level,
-                    devices=demand.devices,
-                    start_seconds=self.now,
-                    end_seconds=end,
-                    places=self.places[order],
-                )
-            )
-
-    def wait(self) -> None:
-        """Advance to the next end of a job, and end all jobs that end at that time."""
-        moment = self.running[0][0] * (1 + SAME_MOMENT)
-        while self.running and self.running[0][0] <= moment:
-            self.now, order = heappop(self.running)
-            self._give_back(self.places.pop(order))
-            for child in self.children.get(self.demands[order].name, ()):
-                self.lacks[child] -= 1
-                if not self.lacks[child]:
-                    heappush(self.ready, child)
-
-    def _idle(self) -> int:
-        return sum(count for _, count in self.free)
-
-    def _take(self, devices: int) -> DeviceRuns:
-        """Take adjacent devices if enough are free, else the first free ones."""
-        adjacent = [run for run in self.free if run[1] >= devices][:1]
-        taken: list[tuple[int, int]] = []
-        for first, count in adjacent or list(self.free):
-            part = min(count, devices)
-            self.free.remove((first, count))
-            if part < count:
-                self.free.append((first + part, count - part))
-            taken.append((first, part))
-            devices -= part
-            if not devices:
-                break
-        self.free.sort()
-        return tuple(taken)
-
-    def _give_back(self, places: DeviceRuns) -> None:
-        merged: list[tuple[int, int]] = []
-        for first, count in sorted([*self.free, *places]):
-            if merged and sum(merged[-1]) == first:
-                first, count = merged[-1][0], merged.pop()[1] + count
-            merged.append((first, count))
-        self.free = merged
+def _take(free: list[tuple[int, int]], devices: int) -> DeviceRuns:
+    """Take adjacent devices if enough are free, else the first free ones."""
+    adjacent = [run for run in free if run[1] >= devices][:1]
+    taken: list[tuple[int, int]] = []
+    for first, count in adjacent or list(free):
+        part = min(count, devices)
+        free.remove((first, count))
+        if part < count:
+            free.append((first + part, count - part))
+        taken.append((first, part))
+        devices -= part
+        if not devices:
+            break
+    free.sort()
+    return tuple(taken)
 
 
-def _critical_path(demands: Sequence[Demand]) -> float:
-    """Return the length of the longest chain of jobs. Parents come before their children."""
-    ends: dict[str, float] = {}
-    for demand in demands:
-        ends[demand.name] = demand.seconds + max((ends[p] for p in demand.parents), default=0.0)
-    return max(ends.values())
+def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the same devices in as few runs as possible."""
+    merged: list[tuple[int, int]] = []
+    for first, count in sorted(runs):
+        if merged and sum(merged[-1]) == first:
+            first, count = merged[-1][0], merged.pop()[1] + count
+        merged.append((first, count))
+    return merged
 
 
 def _check(demands: Sequence[Demand], devices: int, measured: Mapping[str, float]) -> None:

@@ -12,7 +12,7 @@ from rbdc.errors import RbdcError
 from rbdc.settings import PLAN, SPEND, Request
 
 if TYPE_CHECKING:
-    from rbdc.cluster import ClusterPlan
+    from rbdc.cluster.allocation import ClusterPlan
     from rbdc.plan import Plan
 
 IMAGENET_IMAGES = 1_281_167
@@ -100,7 +100,7 @@ def plan_command(options: Namespace) -> None:
 
 
 def _on_cluster(plan: "Plan", options: Namespace) -> "ClusterPlan":
-    from rbdc.cluster import plan_cluster
+    from rbdc.cluster.allocation import plan_cluster
     from rbdc.plan import Hardware, scaling_of
 
     hardware = Hardware(

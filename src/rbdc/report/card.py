@@ -23,7 +23,7 @@ from rbdc.report.card_text import card_text
 from rbdc.report.figures import draw_budget, draw_curves
 from rbdc.report.read import read_run
 from rbdc.report.repeat import repeat_settings
-from rbdc.report.run import run_status
+from rbdc.report.run import how_to_load, run_status
 
 CARD, SETTINGS, FIGURES = "README.md", "recipe.yaml", "figures"
 BUDGET, CURVES = "budget.png", "curves.png"
@@ -37,7 +37,11 @@ def export_run(run: Path, output: Path, *, license: str | None = None, force: bo
     Weights are copied byte for byte. `license` is Hugging Face's identifier of a licence; the card
     names none unless it is given. `force` replaces an earlier export, and nothing else.
     """
-    _check_license(license)
+    if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
+        raise RunError(
+            f"{license!r} is no name of a licence",
+            "Use Hugging Face's, in small letters: apache-2.0, mit, cc-by-4.0, other.",
+        )
     _check_finished(run)
     output = output.resolve()
     _check_output(output, force=force)
@@ -54,14 +58,10 @@ def export_run(run: Path, output: Path, *, license: str | None = None, force: bo
 
 def export_lines(run: Path, output: Path) -> list[str]:
     """Return the lines that say how to read, load and upload the folder."""
-    how = (
-        f'timm.create_model("local-dir:{output}", pretrained=True)'
-        if (read_json(run / RESULT) or {})["timm_loads"]
-        else f'rbdc.load("{output}")'
-    )
+    timm_loads = (read_json(run / RESULT) or {})["timm_loads"]
     return [
         f"read         {output / CARD}",
-        f"load with    {how}",
+        f"load with    {how_to_load(output, timm_loads=timm_loads)}",
         f"upload with  hf upload USER/NAME {output}",
     ]
 
@@ -77,30 +77,15 @@ def _write(folder: Path, run: Path, content: Mapping[str, Any], license: str | N
         )
     settings = yaml.safe_dump(repeat_settings(content), sort_keys=False)
     (folder / SETTINGS).write_text(settings, encoding="utf-8")
-    config = read_json(folder / CONFIG) or {}
-    card = card_text(
-        content, config["pretrained_cfg"], license=license, figures=_draw(folder / FIGURES, content)
-    )
-    (folder / CARD).write_text(card, encoding="utf-8")
-
-
-def _draw(folder: Path, run: Mapping[str, Any]) -> list[str]:
-    """Draw the figures, and return the names of those whose logs still exist."""
-    plan, nodes = run["about"], list(run["nodes"].values())
-    scale = plan["baseline_flops"]
-    drawn = {
-        BUDGET: draw_budget(run["levels"], folder / BUDGET, baseline_flops=scale),
-        CURVES: draw_curves(nodes, folder / CURVES, baseline_flops=scale),
+    config, scale = read_json(folder / CONFIG) or {}, content["about"]["baseline_flops"]
+    budget, curves = folder / FIGURES / BUDGET, folder / FIGURES / CURVES
+    drawn = {  # False where the logs are gone
+        BUDGET: draw_budget(content["levels"], budget, baseline_flops=scale),
+        CURVES: draw_curves(content["nodes"].values(), curves, baseline_flops=scale),
     }
-    return [name for name, there in drawn.items() if there]
-
-
-def _check_license(license: str | None) -> None:
-    if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", license):
-        raise RunError(
-            f"{license!r} is no name of a licence",
-            "Use Hugging Face's, in small letters: apache-2.0, mit, cc-by-4.0, other.",
-        )
+    figures = [name for name, there in drawn.items() if there]
+    card = card_text(content, config["pretrained_cfg"], license, figures)
+    (folder / CARD).write_text(card, encoding="utf-8")
 
 
 def _check_finished(run: Path) -> None:
@@ -118,8 +103,13 @@ def _check_finished(run: Path) -> None:
         )
     nodes, result = status["nodes"], status["result"] or {"nodes": {}}
     if not all(node["state"] == "done" and node["name"] in result["nodes"] for node in nodes):
+        trainings = [node for node in nodes if node["kind"] == "train"]
+        done = sum(node["state"] == "done" for node in trainings)
+        share = status["spent_flops"] / status["planned_flops"]
+        failed = [f", and {node['name']} failed" for node in nodes if node["state"] == "failed"]
         raise RunError(
-            f"{run} is not finished: {_how_far(status)}",
+            f"{run} is not finished: {done} of {len(trainings)} models are trained, "
+            f"{share:.1%} of the FLOPs are spent{''.join(failed[:1])}",
             "Wait until it is: rbdc status --watch."
             if status["running"]
             else "Give the run's command again to go on with it.",
@@ -128,23 +118,14 @@ def _check_finished(run: Path) -> None:
         raise RunError(f"{run / MODEL} has no {lost[0]}", "Give the run's command again.")
 
 
-def _how_far(status: Mapping[str, Any]) -> str:
-    trainings = [node for node in status["nodes"] if node["kind"] == "train"]
-    done = sum(node["state"] == "done" for node in trainings)
-    share = status["spent_flops"] / status["planned_flops"]
-    failed = [node["name"] for node in status["nodes"] if node["state"] == "failed"]
-    return f"{done} of {len(trainings)} models are trained, {share:.1%} of the FLOPs are spent" + (
-        f", and {failed[0]} failed" if failed else ""
-    )
-
-
 def _check_output(output: Path, *, force: bool) -> None:
     if output.is_dir() and (content := {path.name for path in output.iterdir()}):
         if not force:
             raise RunError(
                 f"{output} exists and is not empty", "Choose another folder, or use --force."
             )
-        if not _wrote_it(output, content):
+        drawn = {path.name for path in (output / FIGURES).glob("*")}
+        if content != _OURS or not drawn <= {BUDGET, CURVES}:
             raise RunError(
                 f"{output} is not just what an export wrote, so it is not replaced even by force",
                 "Choose another folder, or remove this one yourself.",
@@ -154,8 +135,3 @@ def _check_output(output: Path, *, force: bool) -> None:
             f"{output} cannot be written: where it is to be is not a folder one may write to",
             "Choose another folder.",
         )
-
-
-def _wrote_it(folder: Path, content: set[str]) -> bool:
-    drawn = {path.name for path in (folder / FIGURES).glob("*")}
-    return content == _OURS and drawn <= {BUDGET, CURVES}

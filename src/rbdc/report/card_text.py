@@ -53,19 +53,15 @@ def code(value: object) -> Markdown:
 
 
 def card_text(
-    run: Mapping[str, Any],
-    images: Mapping[str, Any],
-    *,
-    license: str | None = None,
-    figures: Sequence[str] = (),
+    run: Mapping[str, Any], images: Mapping[str, Any], license: str | None, figures: Sequence[str]
 ) -> str:
     """Return the README of an exported model, with Hugging Face's front matter.
 
     `run` is what `read_run` returns for a finished run, `images` timm's record of how images are
     prepared, `figures` the names of the figures in the folder beside it.
     """
-    result, metrics = run["result"], _metrics(run["result"])
-    standard = result.get("standard")
+    result, trained = run["result"], _trained(run)
+    model = build_meta(ModelSpec(**run["about"]["model"]))
     environment = Environment(
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -87,27 +83,17 @@ def card_text(
         run=run,
         plan=run["about"],
         result=result,
-        metrics=metrics,
+        metrics=_metrics(result),
         metric=find_metric(result["metric"]),
-        standard=standard,
-        compared=_compared(result, standard),
+        standard=result.get("standard"),
         data={**run["data"], "title": _data_title(run), "named": named_data(run["data"]["name"])},
         images=images,
         figures=figures,
-        parameters=_parameters(run["about"]["model"]),
-        levels=_levels(run),
-        trained=_trained(run),
+        parameters=sum(tensor.numel() for tensor in model.parameters()),
+        levels=_levels(run, trained),
+        trained=trained,
         settings=_settings(run),
     )
-
-
-def _compared(result: Mapping[str, Any], standard: Mapping[str, Any] | None) -> str:
-    """Return how far the model is from standard training, whoever won."""
-    if standard is None:
-        return ""
-    metric = find_metric(result["metric"])
-    ours, theirs = (values["metrics"][metric.name] for values in (result, standard))
-    return metric.compared(ours, theirs).capitalize()
 
 
 def _metrics(result: Mapping[str, Any]) -> list[Metric]:
@@ -155,10 +141,6 @@ def _data_title(run: Mapping[str, Any]) -> str:
     return "Fashion-MNIST (the 12,000 images that come with rbdc)" if name == "embedded" else name
 
 
-def _parameters(model: Mapping[str, Any]) -> int:
-    return sum(tensor.numel() for tensor in build_meta(ModelSpec(**model)).parameters())
-
-
 def _trained(run: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return every trained model, the target first, with its coupling and parents."""
     nodes = run["nodes"]
@@ -172,30 +154,26 @@ def _trained(run: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted(trained, key=lambda node: (node["name"] == "standard", node["level"]))
 
 
-def _levels(run: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _levels(run: Mapping[str, Any], trained: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the plan's levels, the target first, with mean scores of their models."""
     levels, name = [], run["result"]["metric"]
+
+    def mean(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        return {name: fmean(values[name] for values in metrics)} if metrics else {}
+
+    ours = [node for node in trained if node["name"] != "standard"]
     for stage in reversed(run["about"]["stages"]):
-        here = [
-            node
-            for node in _trained(run)
-            if node["level"] == stage["level"] and node["name"] != "standard"
-        ]
+        here = [node for node in ours if node["level"] == stage["level"]]
         levels.append(
             {
                 **stage,
                 "spent_flops": sum(node["flops"] for node in here),
-                "parents": _mean(name, [p["metrics"] for node in here for p in node["from"]]),
-                "start": _mean(name, [node["start"] for node in here if node["coupling"]]),
-                "metrics": _mean(name, [node["metrics"] for node in here]),
+                "parents": mean([parent["metrics"] for node in here for parent in node["from"]]),
+                "start": mean([node["start"] for node in here if node["coupling"]]),
+                "metrics": mean([node["metrics"] for node in here]),
             }
         )
     return levels
-
-
-def _mean(name: str, metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of one metric by its name; empty if there is no model."""
-    return {name: fmean(values[name] for values in metrics)} if metrics else {}
 
 
 def _settings(run: Mapping[str, Any]) -> list[tuple[str, Markdown]]:

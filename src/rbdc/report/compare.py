@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rbdc.metrics import Metric, find_metric
-from rbdc.report.units import readable_duration, readable_flops
+from rbdc.report.figures import COLOURS, MARKERS, bare, new_figure, save_figure
+from rbdc.report.units import counted, readable_duration, readable_flops
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, and markers for more protocols
-COLOURS = (
-    "#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F",
-    "#882255", "#999933", "#332288", "#AA4499",
-)  # fmt: skip
 _LETTER_INCHES, _CURVES_INCHES = 0.058, 6.0  # of small print, and of the axes at least
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 
 def comparison_table(summary: Mapping[str, Any]) -> RenderableType:
@@ -38,34 +33,26 @@ def comparison_table(summary: Mapping[str, Any]) -> RenderableType:
     for column in (*columns, *(["the paper"] if published else [])):
         justify: Any = "left" if column in ("protocol", "epochs") else "right"
         table.add_column(column, justify=justify, no_wrap=True)
-    lines = sorted(summary["lines"], key=lambda line: line["budget"])
-    for number, line in enumerate(lines):
-        last = number + 1 == len(lines) or lines[number + 1]["budget"] != line["budget"]
-        seconds, key = line["seconds"], f"{line['protocol']} {line['budget']:g}"
-        table.add_row(
-            escape(line["protocol"]),
-            f"{line['flops']:.3f}",
-            metric.text(line["score"], line["score_interval"], absent="missing"),
-            Text(metric.difference(line["gap"], line["gap_interval"]), style=_colour(line, metric)),
-            epochs_of_levels(line["epochs"]),
-            readable_duration(seconds) if seconds is not None else "",
-            _seeds(line),
-            *([metric.text(published.get(key))] if published else []),
-            end_section=last,
-        )
+    by_budget = sorted(summary["lines"], key=lambda line: line["budget"])
+    for _, lines in groupby(by_budget, key=lambda line: line["budget"]):
+        for line in lines:
+            gap, half, seconds = line["gap"], line["gap_interval"], line["seconds"]
+            clear = half is not None and abs(gap) > half
+            colour = "green" if clear and metric.is_better(gap, 0.0) else "red" if clear else ""
+            missing = f" of {line['seeds'] + line['missing']}" if line["missing"] else ""
+            paper = metric.text(published.get(f"{line['protocol']} {line['budget']:g}"))
+            table.add_row(
+                escape(line["protocol"]),
+                f"{line['flops']:.3f}",
+                metric.text(line["score"], line["score_interval"], absent="missing"),
+                Text(metric.difference(gap, half), style=colour),
+                epochs_of_levels(line["epochs"]),
+                readable_duration(seconds) if seconds is not None else "",
+                f"{line['seeds']}{missing}",
+                *([paper] if published else []),
+            )
+        table.add_section()
     return Group(table, *(Text(line) for line in notes(summary)))
-
-
-def _colour(line: Mapping[str, Any], metric: Metric) -> str:
-    """Return the colour of a difference from standard training whose interval excludes 0."""
-    if line["gap_interval"] is None or abs(line["gap"]) <= line["gap_interval"]:
-        return ""
-    return "green" if metric.is_better(line["gap"], 0.0) else "red"
-
-
-def _seeds(line: Mapping[str, Any]) -> str:
-    missing = f" of {line['seeds'] + line['missing']}" if line["missing"] else ""
-    return f"{line['seeds']}{missing}"
 
 
 def notes(summary: Mapping[str, Any]) -> list[str]:
@@ -96,10 +83,8 @@ def epochs_of_levels(epochs: Mapping[str, Sequence[float]]) -> str:
     parts = []
     for level in sorted(epochs, key=int, reverse=True):
         counts = [f"{count:.3g}" for count in epochs[level]]
-        if len(counts) > 1 and len(set(counts)) == 1:
-            parts.append(f"{len(counts)}×{counts[0]}")
-        else:
-            parts.append("+".join(counts))
+        alike = len(counts) > 1 and len(set(counts)) == 1
+        parts.append(f"{len(counts)}×{counts[0]}" if alike else "+".join(counts))
     return " + ".join(parts)
 
 
@@ -119,14 +104,10 @@ def cost_lines(
 ) -> list[str]:
     """Return what a comparison will cost, to be printed before it starts."""
     return [
-        f"{_count(trials, 'trial')} of {_count(jobs, 'job')}: {readable_flops(shared)}, "
+        f"{counted(trials, 'trial')} of {counted(jobs, 'job')}: {readable_flops(shared)}, "
         f"{shared / baseline_flops:.2f} times standard training",
         f"sharing jobs saves {1 - shared / alone:.0%} of {readable_flops(alone)}",
     ]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def hours_lines(seconds: float, images_per_second: float, measured_here: bool) -> list[str]:
@@ -162,11 +143,10 @@ def _reached(found: Mapping[str, Any], metric: Metric) -> str:
         text = f"is better than {goal} already at its smallest budget"
     else:
         text = f"reaches {goal} at {found['flops']:.2f} of the FLOPs"
-    words = {"inf": "never", "-inf": "the smallest budget"}
-    low, high = (words.get(found[end], found[end]) for end in ("low", "high"))
     if found["low"] == found["high"]:
         return text
-    low, high = (x if isinstance(x, str) else f"{x:.2f}" for x in (low, high))
+    words = {"inf": "never", "-inf": "the smallest budget"}
+    low, high = (words.get(end) or f"{end:.2f}" for end in (found["low"], found["high"]))
     return f"{text} (95 %: {low} to {high})"
 
 
@@ -175,7 +155,7 @@ def save_comparison_plots(
 ) -> list[Path]:
     """Plot the score against FLOPs and against time, once for each format; return the files."""
     pictures: list[Path] = []
-    if not _protocols(summary):
+    if not _curves(summary):
         return pictures
     one = len({x["budget"] for x in summary["lines"] if x["protocol"] != "standard"}) == 1
     by_flops = _draw_side_by_side if one else _draw_flops
@@ -187,49 +167,48 @@ def save_comparison_plots(
 
 
 def _draw_flops(summary: Mapping[str, Any], path: Path) -> None:
-    protocols = _protocols(summary)
+    curves = _curves(summary)
     budgets = sorted(line["flops"] for line in summary["lines"])
     margin = 0.12 + 0.08 * (budgets[-1] - budgets[0])
-    crowded = _crowded(summary, budgets[-1] - budgets[0] + 2 * margin)
+    crowded = _crowded(curves, budgets[-1] - budgets[0] + 2 * margin)
     between = "\n" if crowded else " / "  # levels below each other, where there is no room beside
     heights = [
-        max(len(line["epochs"]) for line in _lines(summary, protocol)) if crowded else 1
-        for protocol in protocols
+        max(len(line["epochs"]) for line in lines) if crowded else 1 for lines in curves.values()
     ]
-    metric = find_metric(summary["metric"])
-    figure, axes, below = _figure(summary, rows=sum(heights))
-    middles = [sum(heights[:i]) + height / 2 for i, height in enumerate(heights)]
-    grey: Any = {"ha": "center", "va": "center", "fontsize": 8, "color": "0.35"}
-    for number, protocol in enumerate(protocols):
-        lines = _lines(summary, protocol)
-        aside = 0.03 * margin * (number - (len(protocols) - 1) / 2)  # so that bars can be seen
-        _draw_line(axes, [line["flops"] + aside for line in lines], lines, metric, protocol, number)
-        for line in lines:
-            text = short_epochs(line["epochs"], between)
-            below.text(line["flops"], middles[number], text, **grey)
-    below.set_yticks(middles, protocols, fontsize=8)
-    for number, label in enumerate(below.get_yticklabels()):
-        label.set_color(_style(number)["color"])
-    below.set_ylim(sum(heights), 0)
-    below.hlines(
-        list(accumulate(heights))[:-1], 0, 1, "0.93", transform=below.get_yaxis_transform()
+    ends = list(accumulate(heights))
+    middles = [end - height / 2 for end, height in zip(ends, heights, strict=True)]
+    inches = 0.22 * ends[-1]
+    figure, (axes, below) = new_figure(
+        _title(summary), (9, 4.4 + inches), 2, 1, sharex=True, height_ratios=[4, inches]
     )
+    axes.tick_params(labelbottom=True)
+    below.spines[:].set_visible(False)
+    below.tick_params(length=0, labelbottom=False)
+    grey: Any = {"ha": "center", "va": "center", "fontsize": 8, "color": "0.35"}
+    for lines, middle in zip(curves.values(), middles, strict=True):
+        for line in lines:
+            below.text(line["flops"], middle, short_epochs(line["epochs"], between), **grey)
+    below.set_yticks(middles, list(curves), fontsize=8)
+    for number, label in enumerate(below.get_yticklabels()):
+        label.set_color(COLOURS[number % len(COLOURS)])
+    below.set_ylim(ends[-1], 0)
+    below.hlines(ends[:-1], 0, 1, "0.93", transform=below.get_yaxis_transform())
     below.set_xlim(budgets[0] - margin, budgets[-1] + margin)
     below.set_xlabel(
         "FLOPs of all models, relative to standard training (points moved aside to be seen);\n"
         "in grey, epochs of one model of each level"
     )
-    _finish(figure, axes, path)
+    _draw_curves(axes, summary, "flops", aside=0.03 * margin)
+    save_figure(figure, path)
 
 
-def _crowded(summary: Mapping[str, Any], span: float) -> bool:
+def _crowded(curves: Mapping[str, Sequence[Any]], span: float) -> bool:
     """Return whether a protocol's epochs at one budget would run into those at the next."""
-    for protocol in _protocols(summary):
-        for one, other in pairwise(_lines(summary, protocol)):
-            letters = 2 + sum(len(short_epochs(line["epochs"])) for line in (one, other)) / 2
-            room = (other["flops"] - one["flops"]) / span
-            if letters * _LETTER_INCHES > room * _CURVES_INCHES:
-                return True
+    for one, other in (pair for lines in curves.values() for pair in pairwise(lines)):
+        letters = 2 + sum(len(short_epochs(line["epochs"])) for line in (one, other)) / 2
+        room = (other["flops"] - one["flops"]) / span
+        if letters * _LETTER_INCHES > room * _CURVES_INCHES:
+            return True
     return False
 
 
@@ -238,109 +217,73 @@ def _draw_side_by_side(summary: Mapping[str, Any], path: Path) -> None:
 
     As points of a curve they would lie on one spot.
     """
-    from matplotlib.figure import Figure
-
     metric = find_metric(summary["metric"])
     known = [line for line in summary["lines"] if line["score"] is not None]
     lines = metric.worst_first(known, lambda line: float(line["score"]))
-    figure = Figure(figsize=(9, 1.4 + 0.32 * len(lines)), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = new_figure(_title(summary), (9, 1.4 + 0.32 * len(lines)))
     for row, line in enumerate(lines):
         kind = line["protocol"].partition(":")[0]
         colour = {"standard": COLOURS[0], "rbdc": COLOURS[2]}.get(kind, COLOURS[1])
         half = metric.scale * (line["score_interval"] or 0.0)
-        score = metric.scale * line["score"]
-        axes.errorbar(score, row, xerr=half, fmt="o", color=colour, capsize=3)
+        axes.errorbar(
+            metric.scale * line["score"], row, xerr=half, fmt="o", color=colour, capsize=3
+        )
     names = [f"{line['protocol']} ({line['flops']:.2g})" for line in lines]
     axes.set_yticks(range(len(lines)), names)
     epochs = axes.twinx()
     epochs.set_yticks(range(len(lines)), [short_epochs(line["epochs"]) for line in lines])
     epochs.tick_params(colors="0.35", labelsize=8, length=0)
+    bare(epochs)
     for side in (axes, epochs):
         side.set_ylim(-0.6, len(lines) - 0.4)
-        side.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", color="0.9")
     axes.set_xlabel(f"{metric.axis}; in brackets FLOPs, on the right epochs of each level")
-    _title(axes, summary)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def _draw_time(summary: Mapping[str, Any], path: Path) -> None:
-    metric = find_metric(summary["metric"])
-    figure, axes, _ = _figure(summary, rows=0)
-    for number, protocol in enumerate(_protocols(summary)):
-        lines = [line for line in _lines(summary, protocol) if line["seconds"] is not None]
-        minutes = [line["seconds"] / 60 for line in lines]
-        _draw_line(axes, minutes, lines, metric, protocol, number)
+    figure, axes = new_figure(_title(summary), (9, 4.4))
     axes.set_xlabel("minutes of training and evaluation, of all models one after the other")
-    _finish(figure, axes, path)
+    _draw_curves(axes, summary, "seconds", unit=60.0)
+    save_figure(figure, path)
 
 
-def _figure(summary: Mapping[str, Any], rows: int) -> tuple[Any, Any, Any]:
-    """Return a figure, axes for its curves, and axes for so many rows of text below them."""
-    from matplotlib.figure import Figure
-
-    table = 0.22 * rows
-    figure = Figure(figsize=(9, 4.4 + table), layout="constrained")
-    if rows:
-        axes, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, table])
-        below.spines[["top", "right", "bottom", "left"]].set_visible(False)
-        below.tick_params(length=0)
-        axes.tick_params(labelbottom=True)
-        below.tick_params(labelbottom=False)
-    else:
-        axes, below = figure.add_subplot(), None
-    axes.set_ylabel(find_metric(summary["metric"]).axis)
-    _title(axes, summary)
-    axes.grid(axis="y", color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes, below
-
-
-def _title(axes: Any, summary: Mapping[str, Any]) -> None:
-    title = f"{summary['model']['name']}: protocols at equal FLOPs, {_interval_note(summary)}"
-    axes.set_title(title, loc="left", fontsize="medium")
-
-
-def _interval_note(summary: Mapping[str, Any]) -> str:
+def _title(summary: Mapping[str, Any]) -> str:
     many = max(line["seeds"] for line in summary["lines"]) > 1
-    return "mean and 95 % interval" if many else "one seed"
+    seeds = "mean and 95 % interval" if many else "one seed"
+    return f"{summary['model']['name']}: protocols at equal FLOPs, {seeds}"
 
 
-def _draw_line(
-    axes: Any, xs: Sequence[float], lines: Sequence[Any], metric: Metric, protocol: str, number: int
+def _draw_curves(
+    axes: Any, summary: Mapping[str, Any], x: str, *, unit: float = 1.0, aside: float = 0.0
 ) -> None:
-    axes.errorbar(
-        xs,
-        [metric.scale * line["score"] for line in lines],
-        yerr=[metric.scale * (line["score_interval"] or 0.0) for line in lines],
-        label=protocol,
-        capsize=3,
-        elinewidth=1,
-        **_style(number),
-    )
+    """Draw a curve of each protocol over x / unit, moved aside so that bars can be seen."""
+    metric, curves = find_metric(summary["metric"]), _curves(summary)
+    for number, (protocol, found) in enumerate(curves.items()):
+        lines = [line for line in found if line[x] is not None]
+        moved = aside * (number - (len(curves) - 1) / 2)
+        axes.errorbar(
+            [line[x] / unit + moved for line in lines],
+            [metric.scale * line["score"] for line in lines],
+            yerr=[metric.scale * (line["score_interval"] or 0.0) for line in lines],
+            label=protocol,
+            capsize=3,
+            elinewidth=1,
+            color=COLOURS[number % len(COLOURS)],
+            marker=MARKERS[number % len(MARKERS)],
+            linestyle="-" if number < len(COLOURS) else "--",
+            linewidth=1.5,
+            markersize=5,
+        )
+    axes.set_ylabel(metric.axis)
+    axes.grid(axis="y", color="0.9")
+    axes.figure.legend(loc="outside right upper", frameon=False)
 
 
-def _style(number: int) -> dict[str, Any]:
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "linestyle": "-" if number < len(COLOURS) else "--",
-        "linewidth": 1.5,
-        "markersize": 5,
-    }
-
-
-def _finish(figure: Any, axes: Any, path: Path) -> None:
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
-    figure.savefig(path, dpi=150)
-
-
-def _protocols(summary: Mapping[str, Any]) -> list[str]:
+def _curves(summary: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the lines of each protocol that have a score, by their FLOPs."""
     known = [line for line in summary["lines"] if line["score"] is not None]
-    return list(dict.fromkeys(line["protocol"] for line in known))
-
-
-def _lines(summary: Mapping[str, Any], protocol: str) -> list[Any]:
-    found = [line for line in summary["lines"] if line["protocol"] == protocol]
-    return sorted((line for line in found if line["score"] is not None), key=lambda x: x["flops"])
+    curves: dict[str, list[Any]] = {line["protocol"]: [] for line in known}
+    for line in sorted(known, key=lambda line: line["flops"]):
+        curves[line["protocol"]].append(line)
+    return curves

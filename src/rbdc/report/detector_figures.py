@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rbdc.metrics import Metric
-from rbdc.report.compare import COLOURS, MARKERS
-from rbdc.report.figures import bare, markers, plotted_scores, save_figure
+from rbdc.report.figures import COLOURS, MARKERS, markers, new_figure, plotted_scores, save_figure
 from rbdc.report.precision import PARTS
 
 _COLOURS = COLOURS[1:]  # black is standard training's
@@ -22,9 +21,10 @@ def draw_precision_curves(
     """Draw every metric epoch by epoch: a colour for each backbone, a line for each seed."""
     if not metrics or not any(node["history"].get("epoch") for node in nodes.values()):
         return False
-    figure = _figure((4.5 * len(metrics), 3.6))
-    all_axes = figure.subplots(1, len(metrics), squeeze=False)[0]
-    for axes, metric in zip(all_axes, metrics, strict=True):
+    from matplotlib.lines import Line2D
+
+    figure, _ = new_figure("", (4.5 * len(metrics), 3.6), 1, len(metrics))
+    for axes, metric in zip(figure.axes, metrics, strict=True):
         for number, backbone in enumerate(backbones):
             for node in (nodes[key] for key in backbone["keys"]):
                 if values := plotted_scores(node, metric):
@@ -35,8 +35,13 @@ def draw_precision_curves(
         axes.set_xlabel("epochs")
         axes.set_title(metric.axis, loc="left", fontsize="medium")
         axes.grid(axis="y", color="0.9")
-        bare(axes)
-    _legend(figure, [backbone["name"] for backbone in backbones])
+    handles = [
+        Line2D([], [], label=_short(backbone["name"]), **_style(number))
+        for number, backbone in enumerate(backbones)
+    ]
+    legend = figure.legend(handles=handles, loc="outside right upper", frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a dollar in a name is a dollar
     return save_figure(figure, path)
 
 
@@ -45,16 +50,15 @@ def draw_precision(precision: Mapping[str, Any], path: Path) -> bool:
     lines = precision["boxes"]
     if not lines:
         return False
-    figure = _figure((9, 1.3 + 0.38 * len(lines)))
+    figure, both = new_figure("", (9, 1.3 + 0.38 * len(lines)), 1, 2)
     many = any(line["seeds"] > 1 for line in lines)
     note = ", mean and standard deviation over seeds" if many else ""
     names = [_short(line["backbone"]) for line in lines]
-    for axes, (part, title) in zip(figure.subplots(1, 2), PARTS.items(), strict=True):
+    for axes, (part, title) in zip(both, PARTS.items(), strict=True):
         _bars(axes, [line["cells"]["ap"] for line in precision[part]])
         axes.set_xlabel(f"{title} mAP (%){note}", fontsize="small" if many else None)
         axes.set_yticks(range(len(lines)), names, parse_math=False)
         axes.invert_yaxis()  # the first backbone on top
-        bare(axes)
         names = [""] * len(lines)  # said once
     return save_figure(figure, path)
 
@@ -80,17 +84,6 @@ def _bars(axes: Any, cells: Sequence[Mapping[str, Any] | None]) -> None:
     axes.set_xlim(0, 1.35 * max(ends) or 1.0)  # room for the numbers
 
 
-def _legend(figure: Any, names: Sequence[str]) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], label=_short(name), **_style(number)) for number, name in enumerate(names)
-    ]
-    legend = figure.legend(handles=handles, loc="outside right upper", frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # a dollar in a name is a dollar
-
-
 def _style(number: int, *, marked: bool = True) -> dict[str, Any]:
     return {
         "color": _COLOURS[number % len(_COLOURS)],
@@ -103,9 +96,3 @@ def _style(number: int, *, marked: bool = True) -> dict[str, Any]:
 def _short(name: str) -> str:
     half = _LONGEST // 2
     return name if len(name) <= _LONGEST else f"{name[: half - 1]}…{name[-half:]}"
-
-
-def _figure(size: tuple[float, float]) -> Any:
-    from matplotlib.figure import Figure  # heavy, and only pictures need it
-
-    return Figure(figsize=size, layout="constrained")

@@ -5,7 +5,7 @@ format: .png, .svg or .pdf. They return False, and write nothing, if there is no
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,14 @@ from typing import Any
 import numpy as np
 
 from rbdc.metrics import Metric, find_metric
-from rbdc.report.compare import COLOURS
 from rbdc.report.units import readable_flops
 
+# Okabe and Ito's colours, which the colour-blind can tell apart, and markers for more curves
+COLOURS = (
+    "#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F",
+    "#882255", "#999933", "#332288", "#AA4499",
+)  # fmt: skip
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 STANDARD = "standard"
 _BLACK, _LEVELS = COLOURS[0], COLOURS[1:7]
 _MOST_MARKERS = 30  # on a curve: more hide it
@@ -24,9 +29,7 @@ _MOST_NAMES, _MOST_TIMES = 60, 8  # of layers beside a heat map, of epochs below
 Node = Mapping[str, Any]
 
 
-def draw_curves(
-    nodes: Iterable[Node], path: Path, *, baseline_flops: float, title: str = ""
-) -> bool:
+def draw_curves(nodes: Iterable[Node], path: Path, *, baseline_flops: float) -> bool:
     """Draw the primary metric of every model of a tree against the FLOPs of all its ancestors.
 
     A level has one colour, standard training is black, and the score right after a coupling,
@@ -36,7 +39,7 @@ def draw_curves(
     if not trained:
         return False
     metric = find_metric(trained[0]["metric"])
-    figure, axes = new_figure(title, (7.5, 4.2))
+    figure, axes = new_figure("", (7.5, 4.2))
     starts = False
     for node in sorted(trained, key=lambda node: -node["level"]):  # the target on top
         before, start = node["flops_before"] / baseline_flops, node["start"].get(metric.name)
@@ -52,28 +55,31 @@ def draw_curves(
     axes.set_xlabel(f"FLOPs of a model and all its ancestors (1 = {unit})")
     axes.set_ylabel(metric.axis)
     axes.grid(axis="y", color="0.9")
-    handles = _legend_of_levels(trained)
+    handles = []
+    by_level = sorted(trained, key=_level)  # the target first, standard training last
+    for (standard, _), group in groupby(by_level, key=_level):
+        here = list(group)
+        label = "standard training" if standard else f"{len(here)} × width {here[0]['width']:g}"
+        handles.append(_handle(label, **_line_style(here[0], 1)))
     if starts:
         handles.append(_handle("right after a coupling", **_coupling_style("0.3")))
     figure.legend(handles=handles, loc="outside right upper", frameon=False)
     return save_figure(figure, path)
 
 
-def draw_rates(nodes: Iterable[Node], path: Path, *, title: str = "") -> bool:
+def draw_rates(nodes: Iterable[Node], path: Path) -> bool:
     """Draw the learning rate along one line from a leaf to the target, so that restarts show."""
     line = [node for node in line_to_target(nodes) if _rates(node)[0]]
     if not line:
         return False
-    figure, axes = new_figure(title, (7.5, 3.2))
+    figure, axes = new_figure("", (7.5, 3.2))
     for number, node in enumerate(line):
-        epochs, rates = _rates(node)
-        before = node["epochs_before"]
-        label = f"{_name(node)}, width {node['width']:g}"
+        (epochs, rates), before = _rates(node), node["epochs_before"]
         axes.plot(
             [before + epoch for epoch in epochs],
             rates,
             color=_colour(node),
-            label=label,
+            label=f"{_name(node)}, width {node['width']:g}",
             marker="." if len(rates) == 1 else None,
         )
         if number:
@@ -86,53 +92,36 @@ def draw_rates(nodes: Iterable[Node], path: Path, *, title: str = "") -> bool:
     return save_figure(figure, path)
 
 
-def draw_budget(
-    levels: Iterable[Mapping[str, Any]], path: Path, *, baseline_flops: float, title: str = ""
-) -> bool:
+def draw_budget(levels: Iterable[Mapping[str, Any]], path: Path, *, baseline_flops: float) -> bool:
     """Draw planned and spent FLOPs of each level, beside standard training."""
     levels = [level for level in levels if not level["standard"]]
     if not levels:
         return False
-    figure, axes = new_figure(title, (7.5, 2.9))
+    figure, axes = new_figure("", (7.5, 2.9))
+    rows = [[level[key] / baseline_flops for level in levels] for key in ("flops", "planned_flops")]
+    width = 1.12 * max(1.0, *map(sum, rows))
     axes.barh(2, 1, color="0.8", edgecolor="white")
-    ends = [1.0]
-    for row, key in ((1, "planned_flops"), (0, "flops")):
-        left = 0.0
-        for level in levels:
-            part = level[key] / baseline_flops
-            axes.barh(row, part, left=left, color=_colour(level), edgecolor="white")
-            left += part
-        ends.append(left)
-    width = 1.12 * max(ends)
-    for row, end in zip((2, 1, 0), ends, strict=True):
-        axes.text(end + 0.01 * width, row, f"{end:.3f}" if row < 2 else "1", va="center")
-    for row, key in ((1, "planned_flops"), (0, "flops")):
-        _label_parts(axes, row, [level[key] / baseline_flops for level in levels], width)
+    axes.text(1 + 0.01 * width, 2, "1", va="center")
+    for row, parts in enumerate(rows):
+        for level, part, end in zip(levels, parts, accumulate(parts), strict=True):
+            axes.barh(row, part, left=end - part, color=_colour(level), edgecolor="white")
+            if part > 0.09 * width:  # else the number does not fit into it
+                place: Any = {"ha": "center", "va": "center", "color": "white"}
+                axes.text(end - part / 2, row, f"{part:.2f}", **place)
+        axes.text(sum(parts) + 0.01 * width, row, f"{sum(parts):.3f}", va="center")
     axes.set_xlim(0, width)
     axes.set_yticks([0, 1, 2], ["spent", "planned", "standard, budget 1"])
     axes.set_xlabel(f"FLOPs of all models (1 = {readable_flops(baseline_flops)})")
+    square = {"marker": "s", "linestyle": ""}
     handles = [
-        _handle(
-            f"{level['models']} × width {level['width']:g}",
-            color=_colour(level),
-            marker="s",
-            linestyle="",
-        )
+        _handle(f"{level['models']} × width {level['width']:g}", color=_colour(level), **square)
         for level in reversed(levels)
     ]
     figure.legend(handles=handles, loc="outside right upper", frameon=False)
     return save_figure(figure, path)
 
 
-def _label_parts(axes: Any, row: int, parts: Sequence[float], width: float) -> None:
-    left = 0.0
-    for part in parts:
-        if part > 0.09 * width:  # else the number does not fit into it
-            axes.text(left + part / 2, row, f"{part:.2f}", ha="center", va="center", color="white")
-        left += part
-
-
-def draw_blocks(node: Node, path: Path, *, standard: Node | None = None, title: str = "") -> bool:
+def draw_blocks(node: Node, path: Path, *, standard: Node | None = None) -> bool:
     """Draw the size of the off-diagonal blocks of a coupled model: layers x epochs, and their mean.
 
     It is the root mean square of the two off-diagonal blocks over that of the diagonal ones: 0
@@ -142,16 +131,10 @@ def draw_blocks(node: Node, path: Path, *, standard: Node | None = None, title: 
     ratios = block_ratios(node)
     if ratios is None:
         return False
-    from matplotlib.figure import Figure  # heavy, and only pictures need it
-
-    names = [name.removesuffix(".weight") for name in node["blocks"]["names"]]
-    height = max(3.6, 0.9 + 0.15 * min(len(names), _MOST_NAMES))
-    figure = Figure(figsize=(9.5, height), layout="constrained")
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize="medium", parse_math=False)
-    figure.get_layout_engine().set(wspace=0.06)  # type: ignore[union-attr,call-arg]
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    _heat_map(figure, left, node["blocks"]["epoch"], names, ratios)
+    height = max(3.6, 0.9 + 0.15 * min(ratios.shape[1], _MOST_NAMES))
+    figure, (left, right) = new_figure("", (9.5, height), 1, 2, width_ratios=[3, 2])
+    figure.get_layout_engine().set(wspace=0.06)
+    _heat_map(figure, left, node["blocks"], ratios)
     curves = [(node, ratios, _colour(node), _name(node))]
     if standard is not None and (others := block_ratios(standard)) is not None:
         curves.append((standard, others, _BLACK, "standard training"))
@@ -163,7 +146,6 @@ def draw_blocks(node: Node, path: Path, *, standard: Node | None = None, title: 
     right.set_xlabel("epochs of its own training")
     right.set_title("mean over layers", fontsize="medium", loc="left")
     right.legend(frameon=False, loc="best")
-    bare(right)
     return save_figure(figure, path)
 
 
@@ -184,13 +166,8 @@ def block_ratios(node: Node) -> np.ndarray[Any, Any] | None:
     return ratios
 
 
-def _heat_map(
-    figure: Any,
-    axes: Any,
-    epochs: Sequence[float],
-    names: Sequence[str],
-    ratios: np.ndarray[Any, Any],
-) -> None:
+def _heat_map(figure: Any, axes: Any, blocks: Mapping[str, Any], ratios: Any) -> None:
+    epochs, names = blocks["epoch"], [name.removesuffix(".weight") for name in blocks["names"]]
     mesh = axes.pcolormesh(
         _edges(epochs), np.arange(len(names) + 1), ratios.T, cmap="viridis", vmin=0
     )
@@ -261,27 +238,11 @@ def markers(points: int) -> dict[str, Any]:
 
 
 def _coupling_style(colour: str) -> dict[str, Any]:
-    return {
-        "color": colour,
-        "marker": "D",
-        "markersize": 6,
-        "markerfacecolor": "white",
-        "markeredgecolor": colour,
-        "linestyle": "",
-    }
+    return {"color": colour, "marker": "D", "markersize": 6, "mfc": "white", "linestyle": ""}
 
 
-def _legend_of_levels(trained: Sequence[Node]) -> list[Any]:
-    """Return a handle for each level, the target's first, standard training last."""
-    handles = []
-    ours = [node for node in trained if node["name"] != STANDARD]
-    for level in sorted({node["level"] for node in ours}):
-        here = [node for node in ours if node["level"] == level]
-        label = f"{len(here)} × width {here[0]['width']:g}"
-        handles.append(_handle(label, **_line_style(here[0], 1)))
-    if standard := [node for node in trained if node["name"] == STANDARD]:
-        handles.append(_handle("standard training", **_line_style(standard[0], 1)))
-    return handles
+def _level(node: Node) -> tuple[bool, int]:
+    return node["name"] == STANDARD, node["level"]
 
 
 def _handle(label: str, **style: Any) -> Any:
@@ -290,15 +251,18 @@ def _handle(label: str, **style: Any) -> Any:
     return Line2D([], [], label=label, **style)
 
 
-def new_figure(title: str, size: tuple[float, float]) -> tuple[Any, Any]:
-    """Return a figure with one pair of axes, and the axes."""
-    from matplotlib.figure import Figure
+def new_figure(
+    title: str, size: tuple[float, float], *grid: int, **options: Any
+) -> tuple[Any, Any]:
+    """Return a figure and its axes: one, or those of a grid of rows and columns."""
+    from matplotlib.figure import Figure  # heavy, and only pictures need it
 
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(title, loc="left", fontsize="medium", parse_math=False)
-    bare(axes)
-    return figure, axes
+    found = figure.subplots(*grid, **options)
+    figure.axes[0].set_title(title, loc="left", fontsize="medium", parse_math=False)
+    for axes in figure.axes:
+        bare(axes)
+    return figure, found
 
 
 def bare(axes: Any) -> None:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -25,7 +24,6 @@ class LiveRun:
         self.began: float | None = None  # time of the first progress event
         self.found = 0.0  # FLOPs of jobs that were finished before this session
         self.bars: dict[str, TaskID] = {}
-        self.lines: dict[str, int] = {}
         self.rich = self.console.is_terminal
         self.progress = Progress(
             TextColumn("{task.description}", style="bold"),
@@ -48,12 +46,7 @@ class LiveRun:
         self.whole = self.progress.add_task("tree", total=1.0, what="")
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
     def __call__(self, event: Event) -> None:

@@ -37,19 +37,18 @@ def _figures(run: Mapping[str, Any], folder: Path) -> Iterator[Path]:
     if run["summary"]:
         yield from save_comparison_plots(run["summary"], folder, ENDS)
         return
-    for name, draw in (_of_detectors(run) if run["transfer"] else _of_tree(run)).items():
+    if run["transfer"]:
+        metrics = [find_metric(metric["name"]) for metric in run["metrics"] if metric["shown"]]
+        backbones, precision = run["transfer"]["backbones"], run["transfer"]["precision"]
+        figures: dict[str, Draw] = {
+            "curves": partial(draw_precision_curves, run["nodes"], backbones, metrics),
+            "precision": partial(draw_precision, precision),
+        }
+    else:
+        figures = _of_tree(run)
+    for name, draw in figures.items():
         paths = [folder / f"{name}.{end}" for end in ENDS]
         yield from (path for path in paths if draw(path))
-
-
-def _of_detectors(run: Mapping[str, Any]) -> dict[str, Draw]:
-    metrics = [find_metric(metric["name"]) for metric in run["metrics"] if metric["shown"]]
-    return {
-        "curves": partial(
-            draw_precision_curves, run["nodes"], run["transfer"]["backbones"], metrics
-        ),
-        "precision": partial(draw_precision, run["transfer"]["precision"]),
-    }
 
 
 def _of_tree(run: Mapping[str, Any]) -> dict[str, Draw]:

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from rbdc.models import scaled_widths
 from rbdc.plan import Plan, Stage
-from rbdc.report.units import readable_flops, scaled
+from rbdc.report.figures import new_figure, save_figure
+from rbdc.report.units import counted, readable_flops, scaled
 
 LEVEL_COLOURS = ("#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#F0E442", "#0072B2", "#D55E00")
 """Okabe and Ito's colours, which the colour-blind can tell apart; the target's first."""
@@ -17,14 +18,18 @@ LEVEL_COLOURS = ("#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#F0E442", "#0072B2
 
 def plan_table(plan: Plan) -> RenderableType:
     """Return the tree, target first, with the cost of each level."""
-    table = Table(title=_title(plan), title_justify="left", box=SIMPLE, pad_edge=False)
+    title = f"{plan.model}: {_steps(plan)}"
+    if plan.steps:
+        title += f", ratio {plan.ratio:g}, schedule {plan.schedule}"
+    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
     table.add_column("models", no_wrap=True)
     table.add_column("size", min_width=14)
     for column in ("epochs\neach", "forward\nFLOPs", "training\nFLOPs", "share"):
         table.add_column(column, justify="right", no_wrap=True)
     for stage in reversed(plan.stages):
+        indent = "  " * stage.level + ("└ " if stage.level else "")  # as a tree
         table.add_row(
-            _models(stage),
+            f"{indent}{stage.models} × width {stage.width:g}",
             _size(stage),
             _epochs(stage.epochs),
             scaled(stage.forward_flops),
@@ -38,10 +43,7 @@ def plan_table(plan: Plan) -> RenderableType:
 
 def save_plan_plot(plan: Plan, path: Path) -> None:
     """Draw the budget by level as a stacked bar beside standard training, as in the paper."""
-    from matplotlib.figure import Figure  # heavy, and only pictures need it
-
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = new_figure(f"{plan.model}: training budget by level", (8, 3.2))
     axes.barh(1, 1, color="0.8", edgecolor="white")
     axes.text(0.5, 1, f"{_epochs(plan.baseline_epochs)} epochs", ha="center", va="center")
     left = 0.0
@@ -59,28 +61,12 @@ def save_plan_plot(plan: Plan, path: Path) -> None:
     )
     axes.set_xlim(0, max(1, left) * 1.1)
     axes.set_xlabel(f"normalized FLOPs (1 = {readable_flops(plan.baseline_flops)})")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", frameon=False)
-    axes.set_title(f"{plan.model}: training budget by level", loc="left", fontsize="medium")
-    figure.savefig(path, dpi=150)
-
-
-def _title(plan: Plan) -> str:
-    return f"{plan.model}: {_steps(plan)}" + (
-        f", ratio {plan.ratio:g}, schedule {plan.schedule}" if plan.steps else ""
-    )
+    figure.legend(loc="outside lower center", frameon=False)
+    save_figure(figure, path)
 
 
 def _steps(plan: Plan) -> str:
-    if plan.steps == 0:
-        return "standard training"
-    return f"{plan.steps} recursive step{'s' if plan.steps > 1 else ''}"
-
-
-def _models(stage: Stage) -> str:
-    """Return number and width of a stage's models, indented as a tree: '    └ 4 × width 0.25'."""
-    indent = "  " * stage.level + ("└ " if stage.level else "")
-    return f"{indent}{stage.models} × width {stage.width:g}"
+    return counted(plan.steps, "recursive step") if plan.steps else "standard training"
 
 
 def _size(stage: Stage) -> str:
@@ -97,16 +83,13 @@ def _epochs(epochs: float) -> str:
 
 def _notes(plan: Plan) -> list[str]:
     saved = 1 - plan.normalized_flops
-    passes = f"{plan.data_passes:.4g} passes over {plan.images:,} images"
-    notes = [
+    uncounted = ", ".join(name.removeprefix("aten::") for name in plan.uncounted) or "nothing"
+    return [
         f"normalized FLOPs {plan.normalized_flops:.3f}: {abs(saved):.1%} "
         f"{'less' if saved >= 0 else 'more'} than standard training for "
         f"{_epochs(plan.baseline_epochs)} epochs ({readable_flops(plan.baseline_flops)})",
-        f"{passes} (standard: {_epochs(plan.baseline_epochs)})",
-        f"counter {plan.counter}; not counted: {_uncounted(plan)}",
+        f"{plan.data_passes:.4g} passes over {plan.images:,} images "
+        f"(standard: {_epochs(plan.baseline_epochs)})",
+        f"counter {plan.counter}; not counted: {uncounted}",
+        *(f"warning: {warning}" for warning in plan.warnings),
     ]
-    return notes + [f"warning: {warning}" for warning in plan.warnings]
-
-
-def _uncounted(plan: Plan) -> str:
-    return ", ".join(name.removeprefix("aten::") for name in plan.uncounted) or "nothing"

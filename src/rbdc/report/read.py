@@ -18,7 +18,7 @@ from rbdc.errors import RbdcError, RunError
 from rbdc.jobs.layout import JOB, RESULT, RUN
 from rbdc.jobs.lock import holder
 from rbdc.metrics import METRICS, final_scores
-from rbdc.report.detectors import detectors_part
+from rbdc.report.precision import detectors_part
 from rbdc.report.run import node_status
 from rbdc.runs.record import check_format
 
@@ -30,8 +30,7 @@ LOGGED = ("epoch", "flops", "seconds", "loss", "lr")
 MOST_POINTS, MOST_OF_ONE = 60_000, 400  # logged steps shown: of a run, of a training
 MOST_BLOCK_ROWS = 30  # times at which a training's blocks are shown
 _LONG = ("nodes", "rows", "lines", "recipe", "data_set")  # of a result: not for the page
-
-Columns = dict[str, list[Any]]
+_ASKED = ("seed", "transition", "carry_warmup_epochs", "narrow_lr", "allow_inexact")
 
 
 class Found:
@@ -41,35 +40,41 @@ class Found:
         self.folder = folder
         self.missing: list[str] = []
 
+    def tried(self, read: Callable[[], Any]) -> Any:
+        """Return what `read` returns; None if it fails, which is listed."""
+        try:
+            return read()
+        except (RbdcError, OSError, ValueError) as error:
+            problem = error.problem if isinstance(error, RbdcError) else str(error)
+            self.missing.append(problem.replace(f"{self.folder}/", ""))
+            return None
+
     def json(self, path: Path) -> dict[str, Any]:
         """Return a JSON file's content; empty if it is not there."""
-        try:
-            return read_json(path) or {}
-        except RunError as error:
-            self.missing.append(error.problem.replace(f"{self.folder}/", ""))
-            return {}
+        return self.tried(lambda: read_json(path)) or {}
 
     def lines(self, path: Path) -> list[dict[str, Any]]:
         """Return the rows of a JSONL file up to the first bad one: the last may be half written."""
-        rows: list[dict[str, Any]] = []
-        for number, line in enumerate(self._text(path).splitlines()):
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                self._miss(path, f"line {number + 1} and what follows")
-                break
-        return rows
+        return self._rows(path, "line", self._text(path).splitlines(), json.loads)
 
     def table(self, path: Path) -> list[dict[str, float | None]]:
         """Return the rows of a CSV file of numbers, up to the first bad one."""
+
+        def numbers(row: Mapping[str, Any]) -> dict[str, float | None]:
+            # a column that the row ends before is None, which is no number
+            return {name: None if value == "" else float(value) for name, value in row.items()}
+
+        return self._rows(path, "row", csv.DictReader(self._text(path).splitlines()), numbers)
+
+    def _rows(
+        self, path: Path, what: str, found: Iterable[Any], parsed: Callable[[Any], Any]
+    ) -> list[Any]:
         rows = []
-        for number, row in enumerate(csv.DictReader(self._text(path).splitlines())):
+        for number, row in enumerate(found, start=1):
             try:
-                if None in row.values():  # it ends before the last column
-                    raise ValueError
-                rows.append({name: float(value) if value else None for name, value in row.items()})
+                rows.append(parsed(row))
             except (TypeError, ValueError):
-                self._miss(path, f"row {number + 1} and what follows")
+                self._miss(path, f"{what} {number} and what follows")
                 break
         return rows
 
@@ -102,15 +107,19 @@ def read_run(folder: Path) -> dict[str, Any]:
     trees = [] if transfer else _trees(described, summary)
     shown = dict.fromkeys(described if transfer else (k for tree in trees for k in tree["keys"]))
     points = max(20, min(MOST_OF_ONE, MOST_POINTS // max(1, len(shown))))
-    owner = _tried(found, lambda: holder(folder))
+    owner = found.tried(lambda: holder(folder))
     nodes = {
         key: _node(found, described[key], running=owner is not None, points=points) for key in shown
     }
-    for node in nodes.values():
+    for node in nodes.values():  # parents first
         _add_start(node, nodes)
     detectors = detectors_part(nodes, result, found.missing) if transfer else None
-    if result:
-        found.missing += _gone(nodes, detectors)
+    if result:  # jobs that wait are lost, unless they were added to a finished transfer
+        waiting = [node["folder"] for node in nodes.values() if node["state"] == "waiting"]
+        known = waiting if detectors is None else detectors["finished"]
+        found.missing += [f"{place} is gone" for place in waiting if place in known]
+    request = run.get("request") or {}
+    asked = {name: request.get(name) for name in _ASKED}
     return {
         "name": folder.resolve().name,
         "folder": str(folder),
@@ -120,8 +129,8 @@ def read_run(folder: Path) -> dict[str, Any]:
         "kind": kind,
         "about": {} if transfer else {**setting, **identity.get("plan", {})},
         "recipe": setting.get("recipe") or {},
-        "request": run.get("request") or {},
-        "asked": _asked(run.get("request") or {}, setting) if kind == "train" else {},
+        "request": request,
+        "asked": asked | {"teacher": setting.get("teacher")} if kind == "train" else {},
         "data": run.get("data", {}),
         **{part: run.get(part, {}) for part in ("environment", "engine", "machine")},
         "metrics": _metrics(described.values(), nodes.values(), summary),
@@ -151,31 +160,9 @@ def _metrics(
     return [{**metric.to_json(), "shown": metric.name in shown} for metric in known]
 
 
-def _gone(nodes: Mapping[str, Any], detectors: Mapping[str, Any] | None) -> list[str]:
-    """Return the lost jobs of a finished run: those that wait, unless they were added to it."""
-    waiting = [node["folder"] for node in nodes.values() if node["state"] == "waiting"]
-    known = waiting if detectors is None else detectors["finished"]
-    return [f"{place} is gone" for place in waiting if place in known]
-
-
-def _asked(request: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the result beside the plan, the recipe and the data."""
-    names = ("seed", "transition", "carry_warmup_epochs", "narrow_lr", "allow_inexact")
-    return {**{name: request.get(name) for name in names}, "teacher": setting.get("teacher")}
-
-
-def _tried(found: Found, read: Callable[[], Any]) -> Any:
-    try:
-        return read()
-    except (RbdcError, OSError, ValueError) as error:
-        problem = error.problem if isinstance(error, RbdcError) else str(error)
-        found.missing.append(problem.replace(f"{found.folder}/", ""))
-        return None
-
-
 def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) -> dict[str, Any]:
     place = found.folder / node["folder"]
-    status = _tried(found, lambda: node_status(found.folder, node, running))
+    status = found.tried(lambda: node_status(found.folder, node, running))
     result, job = found.json(place / RESULT), found.json(place / JOB)
     method, detects = node.get("method") or {}, node["kind"] == "detect"
     coupled = node["parents"] or node["name"].startswith("standard")  # the one to compare with
@@ -217,7 +204,7 @@ def _task(job: Mapping[str, Any]) -> dict[str, Any]:
     return job.get("task") or ({**spec.get("arguments", {}), **built_on} if spec else {})
 
 
-def _columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> Columns:
+def _columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, list[Any]]:
     return {
         name: [_short(row.get(name)) for row in rows]
         for name in names
@@ -252,22 +239,15 @@ def _blocks(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 def _add_start(node: dict[str, Any], nodes: Mapping[str, dict[str, Any]]) -> None:
     """Add where a node's curves start: after the epochs, FLOPs and time of all its ancestors."""
     ancestors = closure(node["key"], nodes)[:-1]
+    parents = [nodes[key] for key in node["parents"] if key in nodes]  # where they start is known
     node["seconds_before"] = sum(nodes[key].get("seconds") or 0.0 for key in ancestors)
-    node["flops_before"] = _flops_before(node, nodes)
-    node["epochs_before"] = _epochs_before(node, nodes)
-    grown = [nodes[k] for k in node["parents"] if k in nodes and nodes[k]["kind"] == "grow"]
+    node["flops_before"] = sum((p["planned_flops"] + p["flops_before"] for p in parents), 0.0)
+    node["epochs_before"] = max(
+        ((p["epochs"] or 0.0) + p["epochs_before"] for p in parents), default=0.0
+    )
+    grown = [parent for parent in parents if parent["kind"] == "grow"]
     # its scores right after the coupling, before any step
     node["start"] = dict(grown[0]["metrics"]) if grown and node["kind"] == "train" else {}
-
-
-def _flops_before(node: Mapping[str, Any], nodes: Mapping[str, Any]) -> float:
-    parents = [nodes[key] for key in node["parents"] if key in nodes]
-    return float(sum(p["planned_flops"] + _flops_before(p, nodes) for p in parents))
-
-
-def _epochs_before(node: Mapping[str, Any], nodes: Mapping[str, Any]) -> float:
-    parents = [nodes[key] for key in node["parents"] if key in nodes]
-    return max(((p["epochs"] or 0.0) + _epochs_before(p, nodes) for p in parents), default=0.0)
 
 
 def closure(key: str, nodes: Mapping[str, Any]) -> list[str]:

@@ -27,14 +27,13 @@ def run_status(folder: Path) -> dict[str, Any]:
     nodes = [node_status(folder, node, owner is not None) for node in run["nodes"]]
     identity = run["identity"]
     about = {**identity.get("setting", {}), **identity.get("plan", {})}
-    spent = sum(node["flops"] for node in nodes if not _is_beside(node))
     return {
         "folder": str(folder),
         "kind": run["kind"],
         "model": about.get("model"),
         "running": owner,
         "nodes": nodes,
-        "spent_flops": spent,
+        "spent_flops": sum(node["flops"] for node in nodes if not _is_beside(node)),
         "planned_flops": about.get("training_flops") or sum(n["flops"] for n in run["nodes"]),
         "baseline_flops": about.get("baseline_flops"),
         "result": read_json(folder / RESULT),
@@ -90,10 +89,13 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
         table.add_column(column, justify="right", no_wrap=True)
     for node in nodes if detects else reversed(nodes):
         size = "" if detects else f", width {node['width']:g}"
+        state, progress = node["state"], node.get("progress")
+        if progress and state in ("running", "stopped"):
+            state += f" {progress['step'] / progress['steps']:.0%}"
         table.add_row(
             _MARKS[node["state"]],
             Text("  " * node["level"] + node["name"] + size, no_wrap=True, overflow="ellipsis"),
-            _state(node),
+            state,
             f"{node['epochs']:.4g}" if node["epochs"] else "",
             *(metric.text(node["metrics"][metric.name]) for metric in metrics),
             readable_flops(node["flops"]) if node["flops"] else "",
@@ -116,14 +118,6 @@ def _notes(status: Mapping[str, Any]) -> list[str]:
     return [*lines, *(f"{node['name']}: {node['error']}" for node in failed)]
 
 
-def _state(node: Mapping[str, Any]) -> str:
-    progress = node.get("progress")
-    if progress and node["state"] in ("running", "stopped"):
-        share = progress["step"] / progress["steps"]
-        return f"{node['state']} {share:.0%}"
-    return str(node["state"])
-
-
 def result_lines(result: Mapping[str, Any], output: Path) -> list[str]:
     """Return what `rbdc train` prints at the end, whoever won."""
     metric, flops = find_metric(result["metric"]), readable_flops(result["training_flops"])
@@ -142,10 +136,14 @@ def result_lines(result: Mapping[str, Any], output: Path) -> list[str]:
         lines.append(
             f"teacher:   {readable_flops(result['teacher_flops'])} more, not counted above"
         )
-    model = output / "model"
-    how = (
+    how = how_to_load(output / "model", timm_loads=result["timm_loads"])
+    return [*lines, "", f"load with  {how}", f"look at    rbdc status {output}"]
+
+
+def how_to_load(model: Path, *, timm_loads: bool) -> str:
+    """Return the call that loads a model's folder."""
+    return (
         f'timm.create_model("local-dir:{model}", pretrained=True)'
-        if result["timm_loads"]
+        if timm_loads
         else f'rbdc.load("{model}")'
     )
-    return [*lines, "", f"load with  {how}", f"look at    rbdc status {output}"]

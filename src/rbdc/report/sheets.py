@@ -27,40 +27,32 @@ def add_sheets(run: dict[str, Any], most_bytes: int) -> None:
     for node in trained:
         path = Path(node["folder"]) / SHEET
         try:
-            found = (folder / path).stat()
-            node["sheet"] = _address(
-                folder / path, found.st_mtime_ns, found.st_size, most_bytes // len(trained)
-            )
+            changed = (folder / path).stat().st_mtime_ns
+            node["sheet"] = _address(folder / path, changed, most_bytes // len(trained))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             known = isinstance(error, FileNotFoundError)
-            why = "it is not there" if known else f"it cannot be read ({_brief(error, folder)})"
+            brief = str(error).replace(f"{folder}/", "")
+            why = "it is not there" if known else f"it cannot be read ({brief})"
             run["missing"].append(f"{path}: {why}")
 
 
-def _brief(error: Exception, folder: Path) -> str:
-    return str(error).replace(f"{folder}/", "")
-
-
 @lru_cache(maxsize=64)  # a served page asks again every few seconds
-def _address(path: Path, _changed: int, size: int, most_bytes: int) -> str:
+def _address(path: Path, _changed: int, most_bytes: int) -> str:
     """Return a data URL: the file if it is small, else a JPEG; empty if that is too large, too."""
     with Image.open(path) as picture:
         picture.load()
-        if _text_bytes(size) <= most_bytes and picture.format == "PNG":
-            return _data("png", path.read_bytes())
+        whole = _data("png", path.read_bytes())
+        if len(whole) <= most_bytes and picture.format == "PNG":
+            return whole
         flat = picture.convert("RGB")
     for across, quality in _FITS:
         small = flat.copy()
         small.thumbnail((across, across * 4))
         file = BytesIO()
         small.save(file, "JPEG", quality=quality)
-        if _text_bytes(file.tell()) <= most_bytes:
-            return _data("jpeg", file.getvalue())
+        if len(address := _data("jpeg", file.getvalue())) <= most_bytes:
+            return address
     return ""
-
-
-def _text_bytes(size: int) -> int:
-    return size * 4 // 3 + 30
 
 
 def _data(kind: str, content: bytes) -> str:

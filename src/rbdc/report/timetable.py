@@ -10,9 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rbdc.cluster import STANDARD, ClusterPlan, Row, Slot, Timetable
+from rbdc.cluster.allocation import STANDARD, ClusterPlan
+from rbdc.cluster.timetable import Row, Slot, Timetable
 from rbdc.plan import Stage
+from rbdc.report.figures import new_figure, save_figure
 from rbdc.report.plan import LEVEL_COLOURS
+from rbdc.report.units import counted
 
 MOST_BARS = 16  # jobs with a bar each in the terminal; of more jobs, each level has one bar
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -65,7 +68,8 @@ def gantt(cluster: ClusterPlan, *, width: int = 80) -> Text:
     else:
         by_level = sorted(tree.slots, key=lambda slot: -slot.level)
         grouped = [list(slots) for _, slots in groupby(by_level, key=lambda slot: slot.level)]
-        rows = [(_span(slots), slots) for slots in grouped]
+        names = [dict.fromkeys((slots[0].name, slots[-1].name)) for slots in grouped]
+        rows = [(" - ".join(ends), slots) for ends, slots in zip(names, grouped, strict=True)]
     rows.append(("standard training", list(standard.slots)))
     labels = [f"{name} on {slots[0].devices:,}" for name, slots in rows]
     margin = max(map(len, labels)) + 2
@@ -87,27 +91,21 @@ def gantt(cluster: ClusterPlan, *, width: int = 80) -> Text:
 
 def save_timetable_plot(cluster: ClusterPlan, path: Path) -> None:
     """Draw devices against time, a rectangle per job; below it standard training."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure  # heavy, and only pictures need it
-
     tree, standard = cluster.tree, cluster.standard
     end = max(tree.makespan_seconds, standard.makespan_seconds)
     unit, seconds = time_unit(end)
-    figure = Figure(figsize=_FIGURE_INCHES, layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    _draw(upper, tree, seconds, end)
-    _draw(lower, standard, seconds, end)
+    figure, (upper, lower) = new_figure(
+        _title(cluster), _FIGURE_INCHES, 2, 1, sharex=True, height_ratios=(2, 1)
+    )
+    for axes, timetable in ((upper, tree), (lower, standard)):
+        _draw(axes, timetable, seconds, end)
     # below the axis, where it crosses no name
     place = {"transform": upper.get_xaxis_transform(), "clip_on": False}
     upper.plot(tree.bound_seconds / seconds, -0.03, **_BOUND, **place)
-    upper.set_title(_title(cluster), loc="left", fontsize="medium", parse_math=False)
-    upper.set_ylabel("devices")
-    lower.set_ylabel("devices")
     lower.set_xlim(0, 1.02 * end / seconds)
     lower.set_xlabel(unit)
     figure.legend(handles=_legend(cluster), loc="outside right upper", frameon=False)
-    with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):  # text stays text
-        figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def _draw(axes: Any, timetable: Timetable, seconds: float, end: float) -> None:
@@ -138,7 +136,7 @@ def _draw(axes: Any, timetable: Timetable, seconds: float, end: float) -> None:
             )
     axes.set_ylim(0, used)
     axes.set_yticks(sorted({0, used // 2, used}))
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_ylabel("devices")
 
 
 def _legend(cluster: ClusterPlan) -> list[Any]:
@@ -148,10 +146,11 @@ def _legend(cluster: ClusterPlan) -> list[Any]:
     handles: list[Any] = []
     for stage in reversed(cluster.plan.stages):
         slot = next(slot for slot in cluster.tree.slots if slot.level == stage.level)
-        label = f"{_models(stage)}\non {_devices(slot.devices)}{' each' * (stage.models > 1)}"
+        each = " each" * (stage.models > 1)
+        label = f"{_models(stage)}\non {counted(slot.devices, 'device')}{each}"
         handles.append(Patch(color=_colour(slot), label=label))
     alone = cluster.standard.slots[0]
-    label = f"standard training\non {_devices(alone.devices)}"
+    label = f"standard training\non {counted(alone.devices, 'device')}"
     handles.append(Patch(color=_colour(alone), label=label))
     return [*handles, Line2D([], [], label="no timetable of\nthe tree is shorter", **_BOUND)]
 
@@ -161,7 +160,7 @@ def _title(cluster: ClusterPlan) -> str:
     unit, seconds = time_unit(max(tree.makespan_seconds, standard.makespan_seconds))
     ours, theirs = tree.makespan_seconds / seconds, standard.makespan_seconds / seconds
     return (
-        f"{cluster.plan.model} on {_devices(tree.devices)}: {_number(ours)} {unit}, "
+        f"{cluster.plan.model} on {counted(tree.devices, 'device')}: {_number(ours)} {unit}, "
         f"standard training {_number(theirs)}"
     )
 
@@ -194,16 +193,6 @@ def _models(stage: Stage) -> str:
 def _number(value: float) -> str:
     """Return three digits, or all of a large number: '1,234', '92.8', '0.0139'."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _devices(count: int) -> str:
-    return f"{count:,} device{'s' if count > 1 else ''}"
-
-
-def _span(slots: Sequence[Slot]) -> str:
-    """Return the first and the last job's name: '6.0 - 6.63'."""
-    ends = slots[0].name, slots[-1].name
-    return " - ".join(dict.fromkeys(ends))
 
 
 def _colour(slot: Slot) -> str:

@@ -21,3 +21,8 @@ def readable_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things: '1 device', '1,024 devices'."""
+    return f"{number:,} {what}{'s' if number != 1 else ''}"

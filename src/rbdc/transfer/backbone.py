@@ -15,7 +15,7 @@ from timm.layers import Format, PatchEmbed, freeze_batch_norm_2d
 from timm.models.resnet import ResNet
 from timm.models.vision_transformer import Block, VisionTransformer
 from timm.models.vision_transformer_sam import VisionTransformerSAM
-from torch import Tensor, nn
+from torch import nn
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 
 from rbdc.errors import ModelError
@@ -24,21 +24,14 @@ from rbdc.transfer.pyramid import STRIDES, Norm, SimpleFPN
 from rbdc.transfer.weights import WeightReport, account, fill_vit
 
 CHANNELS = 256  # channels of every map of a pyramid, as in both papers
-_EVERY = 3  # every third block has global attention
-_USUAL_PATCH = 16
 
 
-class ViTBackbone(nn.Module):
+class ViTBackbone(nn.Sequential):
     """A transformer and its pyramid, which return five feature maps by name."""
 
     def __init__(self, body: nn.Module, fpn: SimpleFPN) -> None:
-        super().__init__()
-        self.body, self.fpn = body, fpn
+        super().__init__(OrderedDict(body=body, fpn=fpn))
         self.out_channels = fpn.out_channels
-
-    def forward(self, images: Tensor) -> "OrderedDict[str, Tensor]":
-        maps: OrderedDict[str, Tensor] = self.fpn(self.body(images))
-        return maps
 
 
 def backbone_of(
@@ -73,7 +66,7 @@ def backbone_of(
 
 def global_blocks(depth: int) -> tuple[int, ...]:
     """Return the blocks with global attention, every third: 2, 5, 8 and 11 of twelve."""
-    return tuple(range(_EVERY - 1, depth, _EVERY))
+    return tuple(range(2, depth, 3))
 
 
 def vit_body(
@@ -86,11 +79,12 @@ def vit_body(
     last block. If the patch size is not a power of two (14), patches are resampled to 16 pixels,
     because torchvision's heads need strides that are powers of two.
     """
-    block = _standard_block(classifier)
+    _check_standard(classifier)
+    block: Any = classifier.blocks[0]
     norm: type[nn.Module] = type(block.norm1)
     patch = classifier.patch_embed.patch_size[0]
     if not log2(patch).is_integer():
-        patch = _USUAL_PATCH
+        patch = 16
     body: Any = VisionTransformerSAM(
         img_size=tuple(side * patch for side in classifier.patch_embed.grid_size),
         patch_size=patch,
@@ -118,26 +112,26 @@ def vit_body(
     return body, fill_vit(body, classifier)
 
 
-def _standard_block(classifier: VisionTransformer) -> Any:
-    """Return the first block. Refuse a model whose blocks are not all timm's `Block` with `Mlp`.
+def _check_standard(classifier: VisionTransformer) -> None:
+    """Refuse a model whose blocks are not all timm's `Block` with `Mlp`.
 
     Other blocks can have the same keys and compute a different function.
     """
+    patches = classifier.patch_embed
+    if type(patches) is not PatchEmbed or len(set(patches.patch_size)) > 1:
+        raise ModelError(
+            f"the patch embedding of the classifier is {type(patches).__name__}, "
+            "one convolution of square patches was expected",
+            "Use a standard ViT or DeiT.",
+        )
     for number, block in enumerate(classifier.blocks):
-        mlp, patches = getattr(block, "mlp", None), classifier.patch_embed
+        mlp = getattr(block, "mlp", None)
         if type(block) is not Block or not hasattr(mlp, "fc1"):
             raise ModelError(
                 f"block {number} of the classifier is {type(block).__name__} with "
                 f"{type(mlp).__name__}, Block with Mlp was expected",
                 "Use a standard ViT or DeiT, whose blocks support window attention.",
             )
-        if type(patches) is not PatchEmbed or len(set(patches.patch_size)) > 1:
-            raise ModelError(
-                f"the patch embedding of the classifier is {type(patches).__name__}, "
-                "one convolution of square patches was expected",
-                "Use a standard ViT or DeiT.",
-            )
-    return classifier.blocks[0]
 
 
 def _resnet_backbone(
@@ -151,10 +145,8 @@ def _resnet_backbone(
             "Build it without output_stride.",
         )
     network = copy.deepcopy(classifier)
-    if frozen_norms:
-        network = freeze_batch_norm_2d(network)
     backbone = BackboneWithFPN(
-        network,
+        freeze_batch_norm_2d(network) if frozen_norms else network,
         {info["module"]: str(number) for number, info in enumerate(stages)},
         [info["num_chs"] for info in stages],
         channels,

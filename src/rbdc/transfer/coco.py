@@ -26,8 +26,6 @@ from rbdc.errors import DataError, nearest
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 NO_AREA, OUTSIDE, NO_SHAPE = "box without area", "box outside the image", "no usable shape"
-_KEYS = ("images", "annotations", "categories")
-_REMEDY = "COCO's instances_*.json has images, annotations and categories, each a list of objects."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +102,7 @@ def open_coco(root: str | Path) -> tuple[CocoSet, CocoSet]:
     root = Path(root)
     splits = []
     for split in ("train", "val"):
-        found = sorted(root.glob(f"annotations/instances_{split}*.json"))
+        found = list(root.glob(f"annotations/instances_{split}*.json"))
         if len(found) != 1:
             raise DataError(
                 f"{root} has {len(found)} files annotations/instances_{split}*.json, "
@@ -128,10 +126,10 @@ def check_splits(train: CocoSet, val: CocoSet) -> None:
                 "cannot be scored.",
             )
     if not val.labels(train.class_names):
-        names = ", ".join(val.class_names[:5])
+        ours, theirs = (", ".join(split.class_names[:5]) for split in (train, val))
         raise DataError(
             f"{train.annotations} and {val.annotations} have no category in common: "
-            f"{', '.join(train.class_names[:5])} against {names}",
+            f"{ours} against {theirs}",
             nearest(val.class_names[0], train.class_names)
             or "Categories match if their names are equal.",
         )
@@ -147,53 +145,44 @@ def read_coco(annotations: str | Path, images: str | Path) -> CocoSet:
     for annotation in content["annotations"]:
         image, category = (_id(path, annotation, key) for key in ("image_id", "category_id"))
         if image not in sizes:
-            raise DataError(
-                f"{path} has an object in image {image}, which it does not list", _REMEDY
-            )
+            raise _wrong(path, f"has an object in image {image}, which it does not list")
         if category not in categories:
-            raise DataError(
-                f"{path} has an object of category {category}, which it does not list", _REMEDY
-            )
+            raise _wrong(path, f"has an object of category {category}, which it does not list")
         by_image[image].append(annotation)
     dropped: Counter[str] = Counter()
-    pictures = []
+    pictures, lines = [], []
     for entry in content["images"]:
-        regions = []
         height, width = sizes[entry["id"]]
-        for annotation in by_image[entry["id"]]:
-            region = region_of(annotation, height, width)
-            if isinstance(region, Region):
-                regions.append(region)
-            else:
-                dropped[region] += 1
-        pictures.append(
-            Picture(
-                id=entry["id"],
-                location=_locate(path, folder, entry["file_name"]),
-                height=height,
-                width=width,
-                regions=tuple(regions),
+        found = [region_of(one, height, width) for one in by_image[entry["id"]]]
+        dropped.update(reason for reason in found if isinstance(reason, str))
+        regions = tuple(region for region in found if isinstance(region, Region))
+        file = folder / entry["file_name"]
+        if not file.is_file():
+            raise DataError(
+                f"{file} is missing, but {path} lists it",
+                "Put the image there, or give the folder that contains the images.",
             )
+        at = locate_image(file)
+        pictures.append(
+            Picture(id=entry["id"], location=at, height=height, width=width, regions=regions)
         )
+        lines.append(f"{entry['id']} {at.size} {at.ends} {height} {width}")
+        lines += [f"{r.category} {r.box} {crc32(r.counts)} {r.crowd}" for r in regions]
     return CocoSet(
         annotations=path,
         pictures=tuple(pictures),
         categories=categories,
         dropped=dict(dropped),
-        fingerprint=listed_fingerprint(
-            [f"{id} {name}" for id, name in categories.items()], list(_lines(pictures))
-        ),
+        fingerprint=listed_fingerprint([f"{id} {name}" for id, name in categories.items()], lines),
     )
 
 
 def region_of(annotation: Mapping[str, Any], height: int, width: int) -> Region | str:
     """Return an annotation's region clipped to the image, or the reason why it is unusable."""
     box = annotation.get("bbox")
-    if not _numbers(box, 4):
+    if not _numbers(box, 4) or min(box[2:]) <= 0:
         return NO_AREA
     left, top, wide, high = map(float, box)
-    if wide <= 0 or high <= 0:
-        return NO_AREA
     cut = (max(left, 0.0), max(top, 0.0), min(left + wide, width), min(top + high, height))
     if cut[0] >= cut[2] or cut[1] >= cut[3]:
         return OUTSIDE
@@ -228,8 +217,10 @@ def shape_of(segmentation: Any, height: int, width: int) -> bytes | None:
                 code = {"size": [height, width], "counts": counts}
         else:  # pycocotools would turn fewer than three points into a box, or fail
             polygons = [p for p in segmentation if len(p) >= 6 and _numbers(p, len(p) // 2 * 2)]
-            code = masks.merge(masks.frPyObjects(polygons, height, width)) if polygons else None
-        return code["counts"] if code is not None and masks.area(code) > 0 else None
+            if not polygons:
+                return None
+            code = masks.merge(masks.frPyObjects(polygons, height, width))
+        return code["counts"] if masks.area(code) > 0 else None
     except (TypeError, KeyError, AttributeError, ValueError):  # not a mask
         return None
 
@@ -263,20 +254,17 @@ def read_annotations(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", "Name a file.") from None
     except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}", _REMEDY) from None
+        raise _wrong(path, f"is not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise DataError(f"{path} is not in COCO's format: it contains no JSON object", _REMEDY)
-    for key in _KEYS:
-        if key == "annotations" and key not in content and "images" in content:
-            content[key] = []
+        raise _wrong(path, "is not in COCO's format: it contains no JSON object")
+    content.setdefault("annotations", [])
+    for key in ("images", "annotations", "categories"):
         if key not in content:
-            raise DataError(f"{path} is not in COCO's format: it has no {key}", _REMEDY)
+            raise _wrong(path, f"is not in COCO's format: it has no {key}")
         if not isinstance(content[key], list) or not all(isinstance(e, dict) for e in content[key]):
-            raise DataError(
-                f"{path} is not in COCO's format: {key} is not a list of objects", _REMEDY
-            )
+            raise _wrong(path, f"is not in COCO's format: {key} is not a list of objects")
         if not content[key] and key != "annotations":
-            raise DataError(f"{path} has no {key}", _REMEDY)
+            raise _wrong(path, f"has no {key}")
     return content
 
 
@@ -300,11 +288,9 @@ def _sizes(path: Path, entries: Iterable[Mapping[str, Any]]) -> dict[int, tuple[
             raise DataError(f"{path} has two images with the id {id}", "Give each its own.")
         height, width, name = (entry.get(key) for key in ("height", "width", "file_name"))
         if not (_whole(height) and _whole(width) and isinstance(name, str)):
-            raise DataError(
-                f"{path} does not give file_name, height and width of image {id}", _REMEDY
-            )
+            raise _wrong(path, f"does not give file_name, height and width of image {id}")
         if height < 1 or width < 1:
-            raise DataError(f"{path} gives image {id} a size of {width} x {height} px", _REMEDY)
+            raise _wrong(path, f"gives image {id} a size of {width} x {height} px")
         sizes[id] = (height, width)
     return sizes
 
@@ -312,10 +298,8 @@ def _sizes(path: Path, entries: Iterable[Mapping[str, Any]]) -> dict[int, tuple[
 def _id(path: Path, entry: Mapping[str, Any], key: str) -> int:
     value = entry.get(key)
     if not _whole(value):
-        raise DataError(
-            f"{path} is not in COCO's format: {key} is {value!r}, a whole number was expected",
-            _REMEDY,
-        )
+        expected = f"{key} is {value!r}, a whole number was expected"
+        raise _wrong(path, f"is not in COCO's format: {expected}")
     return value
 
 
@@ -331,19 +315,8 @@ def _numbers(values: Any, count: int) -> TypeGuard[list[float]]:
     )
 
 
-def _locate(path: Path, folder: Path, name: str) -> ImageLocation:
-    file = folder / name
-    if not file.is_file():
-        raise DataError(
-            f"{file} is missing, but {path} lists it",
-            "Put the image there, or give the folder that contains the images.",
-        )
-    return locate_image(file)
-
-
-def _lines(pictures: Iterable[Picture]) -> Iterable[str]:
-    for picture in pictures:
-        location = picture.location
-        yield f"{picture.id} {location.size} {location.ends} {picture.height} {picture.width}"
-        for region in picture.regions:
-            yield f"{region.category} {region.box} {crc32(region.counts)} {region.crowd}"
+def _wrong(path: Path, problem: str) -> DataError:
+    return DataError(
+        f"{path} {problem}",
+        "COCO's instances_*.json has images, annotations and categories, each a list of objects.",
+    )

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from timm.optim import param_groups_layer_decay
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,8 +26,7 @@ from rbdc.transfer.backbone import ViTBackbone
 from rbdc.transfer.batches import DetectionBatch, DetectionBatches
 from rbdc.transfer.coco import CocoSet
 from rbdc.transfer.detector import Detector, DetectorSettings, build_detector
-from rbdc.transfer.folder import description, save_detector
-from rbdc.transfer.groups import ParameterGroup, parameter_groups
+from rbdc.transfer.folder import save_detector
 from rbdc.transfer.pictures import draw_sheet
 from rbdc.transfer.samples import DetectionSamples, Views
 from rbdc.transfer.scores import Results, results_of, score
@@ -44,10 +45,6 @@ class Splits:
     @property
     def class_names(self) -> tuple[str, ...]:
         return self.train.class_names
-
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        return {"train": self.train.fingerprint, "val": self.val.fingerprint}
 
     def to_json(self) -> dict[str, Any]:
         return {"train": self.train.to_json(), "val": self.val.to_json()}
@@ -69,11 +66,21 @@ def views_of(recipe: DetectionRecipe) -> Views:
     )
 
 
-def groups_of(detector: Detector, recipe: DetectionRecipe) -> tuple[ParameterGroup, ...]:
-    """Return the parameter groups. By default only a ViT has layer-wise decay."""
+def groups_of(detector: Detector, recipe: DetectionRecipe) -> list[dict[str, Any]]:
+    """Return timm's parameter groups, from the first layer to the heads.
+
+    A layer's learning rate is `layer_decay` times that of the next: heads and pyramid have the full
+    rate, the last block 0.7 times, and the patch embedding 0.7^13 times in a ViT of twelve blocks.
+    The layers of a ResNet are its stages; by default only a ViT has layer-wise decay. Norms, biases
+    and the position embedding have no weight decay.
+    """
     usual = VIT_DECAY if isinstance(detector.backbone, ViTBackbone) else 1.0
-    decay = usual if recipe.layer_decay is None else recipe.layer_decay
-    return parameter_groups(detector, weight_decay=recipe.weight_decay, layer_decay=decay)
+    return param_groups_layer_decay(  # type: ignore[no-any-return]
+        detector,
+        weight_decay=recipe.weight_decay,
+        no_weight_decay_list=["backbone.body.pos_embed"],
+        layer_decay=usual if recipe.layer_decay is None else recipe.layer_decay,
+    )
 
 
 class Detection(Problem):
@@ -99,19 +106,19 @@ class Detection(Problem):
         self.identity, self.name, self.machine, self.world = identity, name, machine, world
         self.epochs = recipe.epochs
         self.device = torch_device(machine, world.local_rank)
-        common: dict[str, Any] = {
-            "device": self.device,
-            "workers": machine.workers,
-            "part": (world.size, world.rank),
-        }
+        batches = partial(
+            DetectionBatches,
+            device=self.device,
+            workers=machine.workers,
+            part=(world.size, world.rank),
+        )
         names = splits.class_names
-        self.training = DetectionBatches(
+        self.training = batches(
             DetectionSamples(splits.train, names, views=views_of(recipe), seed=seed),
             batch_size=recipe.batch_size,
             micro=recipe.grad_accum_steps,
-            **common,
         )
-        self.val = DetectionBatches(DetectionSamples(splits.val, names), batch_size=1, **common)
+        self.val = batches(DetectionSamples(splits.val, names), batch_size=1)
         self.steps_per_epoch = self.training.steps_per_epoch
         self.steps = recipe.steps(self.steps_per_epoch)
         self.results = Results()  # results of the last evaluation, in rank 0
@@ -121,12 +128,11 @@ class Detection(Problem):
 
     def state(self, *, fresh: bool) -> State:  # noqa: ARG002 - a checkpoint overwrites it
         """Return the state with the classifier's weights; other weights are drawn from the seed."""
+        classes, settings = len(self.splits.class_names), settings_of(self.recipe)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(self.seed, "weights"))
             detector, self.weights = build_detector(
-                self.classifier,
-                classes=len(self.splits.class_names),
-                settings=settings_of(self.recipe),
+                self.classifier, classes=classes, settings=settings
             )
         return State(
             detector,
@@ -142,19 +148,17 @@ class Detection(Problem):
 
     def _optimizer(self, detector: nn.Module) -> Optimizer:
         assert isinstance(detector, Detector)
-        groups = [group.to_torch() for group in groups_of(detector, self.recipe)]
-        return timm_optimizer(groups, self.recipe, self.device)
+        return timm_optimizer(groups_of(detector, self.recipe), self.recipe, self.device)
 
     def _schedule(self, optimizer: Optimizer) -> CosineLRScheduler:
         """Return a schedule in updates: linear warm-up, then a cosine over the rest."""
-        recipe = self.recipe
-        warmup = min(recipe.warmup_updates(self.steps_per_epoch), self.steps // 2)
+        warmup = min(self.recipe.warmup_updates(self.steps_per_epoch), self.steps // 2)
         return CosineLRScheduler(
             optimizer,
             t_initial=self.steps - warmup,
-            lr_min=recipe.min_lr,
+            lr_min=self.recipe.min_lr,
             warmup_t=warmup,
-            warmup_lr_init=recipe.warmup_lr,
+            warmup_lr_init=self.recipe.warmup_lr,
             warmup_prefix=True,
         )
 
@@ -177,19 +181,18 @@ class Detection(Problem):
         def scores() -> dict[str, float]:
             self.results = sum(gathered, Results())
             found = score(splits.val.annotations, self.results)
-            parts = (("box", found.boxes), ("mask", found.masks))
             return {
-                f"{kind}_{name}": value or 0.0
-                for kind, ap in parts
-                for name, value in (("map", ap.ap), ("map50", ap.ap50), ("map75", ap.ap75))
+                f"{kind}_m{name}": getattr(precision, name) or 0.0
+                for kind, precision in (("box", found.boxes), ("mask", found.masks))
+                for name in ("ap", "ap50", "ap75")
             }
 
         return self.world.broadcast(scores)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         assert isinstance(model, Detector)
-        about = description(self.classifier, settings_of(self.recipe), self.splits.class_names)
-        save_detector(model, folder, about)
+        settings = settings_of(self.recipe)
+        save_detector(model, folder, self.classifier, settings, self.splits.class_names)
 
     @torch.no_grad()
     def draw(self, model: nn.Module, path: Path) -> None:

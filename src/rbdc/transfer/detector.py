@@ -1,13 +1,12 @@
 """Build torchvision's Mask R-CNN on a classifier's backbone, and count its FLOPs."""
 
 import copy
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import ceil, log2
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
@@ -58,9 +57,6 @@ class DetectorSettings:
                 "min_size must be positive and at most max_size.",
             )
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class Detector(MaskRCNN):  # type: ignore[misc]
     """Mask R-CNN with timm's `group_matcher`, so that timm's layer-wise decay works on it.
@@ -72,19 +68,12 @@ class Detector(MaskRCNN):  # type: ignore[misc]
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return timm's patterns of parameter names. Parameters that match none are last."""
         del coarse  # a ResNet's layers are its stages in both cases
-        if isinstance(self.backbone, ViTBackbone):
-            return {
-                "stem": r"^backbone\.body\.(?:pos_embed|patch_embed|norm_pre)",
-                "blocks": r"^backbone\.body\.blocks\.(\d+)",
-            }
-        return {
-            "stem": r"^backbone\.body\.(?:conv1|bn1)",
-            "blocks": r"^backbone\.body\.layer(\d+)",
-        }
-
-    def no_weight_decay(self) -> set[str]:
-        """Return parameters of several axes that have no weight decay."""
-        return {"backbone.body.pos_embed"} & {name for name, _ in self.named_parameters()}
+        vit = isinstance(self.backbone, ViTBackbone)
+        stem, blocks = (
+            ("pos_embed|patch_embed|norm_pre", r"blocks\.") if vit else ("conv1|bn1", "layer")
+        )
+        body = r"^backbone\.body\."
+        return {"stem": rf"{body}(?:{stem})", "blocks": rf"{body}{blocks}(\d+)"}
 
 
 def build_detector(
@@ -156,8 +145,8 @@ class DetectorCost:
     width: int
     proposals: int
     detections: int
-    parameters: Mapping[str, int]
-    flops: Mapping[str, int]
+    parameters: dict[str, int]
+    flops: dict[str, int]
     counter: str = "torch"
     """FLOP counter: matrix products, convolutions and attention, but no RoIAlign, norms and NMS."""
 
@@ -179,38 +168,29 @@ def detector_cost(detector: Detector, height: int = 800, width: int = 1333) -> D
     empty: Any = copy.deepcopy(detector).to("meta").eval()
     heads, backbone = empty.roi_heads, empty.backbone
     height, width = (DIVISOR * ceil(side / DIVISOR) for side in (height, width))
-    proposals = empty.rpn._post_nms_top_n["testing"]
-    detections = heads.detections_per_img
-    image = torch.empty(1, 3, height, width, device="meta")
-    features, body = _counted(backbone.body, image)
-    maps, neck = _counted(backbone.fpn, features)
-    _, rpn = _counted(empty.rpn.head, list(maps.values()))
-    box_input = torch.empty(proposals, backbone.out_channels, _BOX, _BOX, device="meta")
-    mask_input = torch.empty(detections, backbone.out_channels, _MASK, _MASK, device="meta")
-    _, box = _counted(nn.Sequential(heads.box_head, heads.box_predictor), box_input)
-    _, mask = _counted(nn.Sequential(heads.mask_head, heads.mask_predictor), mask_input)
-    parts = {
-        "backbone": ([backbone.body], body),
-        "pyramid": ([backbone.fpn], neck),
-        "rpn": ([empty.rpn], rpn),
-        "box head": ([heads.box_head, heads.box_predictor], box),
-        "mask head": ([heads.mask_head, heads.mask_predictor], mask),
-    }
-    return DetectorCost(
+    cost = DetectorCost(
         height=height,
         width=width,
-        proposals=proposals,
-        detections=detections,
-        parameters={name: _size(modules) for name, (modules, _) in parts.items()},
-        flops={name: flops for name, (_, flops) in parts.items()},
+        proposals=empty.rpn._post_nms_top_n["testing"],
+        detections=heads.detections_per_img,
+        parameters={},
+        flops={},
     )
 
+    def count(part: str, given: Any, *modules: nn.Module) -> Any:
+        module = nn.Sequential(*modules)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            result = module(given)
+        cost.parameters[part] = sum(parameter.numel() for parameter in module.parameters())
+        cost.flops[part] = counter.get_total_flops()
+        return result
 
-def _counted(module: nn.Module, given: Any) -> tuple[Any, int]:
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        result: Tensor | Mapping[str, Tensor] = module(given)
-    return result, counter.get_total_flops()
-
-
-def _size(modules: list[nn.Module]) -> int:
-    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+    with torch.device("meta"):
+        image = torch.empty(1, 3, height, width)
+        boxes = torch.empty(cost.proposals, backbone.out_channels, _BOX, _BOX)
+        masks = torch.empty(cost.detections, backbone.out_channels, _MASK, _MASK)
+    maps = count("pyramid", count("backbone", image, backbone.body), backbone.fpn)
+    count("rpn", list(maps.values()), empty.rpn.head)
+    count("box head", boxes, heads.box_head, heads.box_predictor)
+    count("mask head", masks, heads.mask_head, heads.mask_predictor)
+    return cost

@@ -1,5 +1,6 @@
 """Write and read a trained detector: its weights and its description."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,22 @@ from rbdc.training.checkpoint import read_state, write_state
 from rbdc.transfer.detector import Detector, DetectorSettings, build_detector
 
 
-def save_detector(detector: Detector, folder: Path, about: dict[str, Any]) -> None:
-    """Write a detector atomically. `about` is the result of `description`."""
+def save_detector(
+    detector: Detector,
+    folder: Path,
+    classifier: nn.Module,
+    settings: DetectorSettings,
+    class_names: tuple[str, ...],
+) -> None:
+    """Write a detector atomically, with everything needed to build it on this classifier again."""
+    record: Any = classifier.pretrained_cfg
+    about = {
+        "backbone": spec_of(classifier).to_json(),
+        "mean": list(record["mean"]),
+        "std": list(record["std"]),
+        "settings": asdict(settings),
+        "class_names": list(class_names),
+    }
     write_state(folder, detector.state_dict(), {"detector": about})
 
 
@@ -38,17 +53,3 @@ def load_detector(folder: str | Path) -> tuple[Detector, tuple[str, ...]]:
             f"{folder} contains no detector: {reason}", "Name a folder that rbdc transfer wrote."
         ) from None
     return detector.eval(), names
-
-
-def description(
-    classifier: nn.Module, settings: DetectorSettings, class_names: tuple[str, ...]
-) -> dict[str, Any]:
-    """Return everything needed to build a detector on this classifier again, for JSON."""
-    record: Any = classifier.pretrained_cfg
-    return {
-        "backbone": spec_of(classifier).to_json(),
-        "mean": list(record["mean"]),
-        "std": list(record["std"]),
-        "settings": settings.to_json(),
-        "class_names": list(class_names),
-    }

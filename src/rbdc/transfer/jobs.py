@@ -1,7 +1,7 @@
 """The job of training a detector on a backbone."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from rbdc.transfer.scores import score
 from rbdc.transfer.weights import open_classifier
 
 SCRATCH = "scratch:"
-BYTES_PER_WEIGHT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +106,7 @@ class DetectJob(Job):
             "backbone": self.backbone.content(),
             "recipe": self.recipe.to_json(),
             "seed": self.seed,
-            "data": dict(self.splits.fingerprints),
+            "data": {"train": self.splits.train.fingerprint, "val": self.splits.val.fingerprint},
             "class_names": list(self.splits.class_names),
         }
 
@@ -139,14 +138,14 @@ class DetectJob(Job):
     @property
     def flops(self) -> float:
         """FLOPs of the whole training."""
-        batch_size = self.recipe.batch_size
-        steps = self.recipe.steps(len(self.splits.train.pictures) // batch_size)
-        return self.image_flops * steps * batch_size
+        batch = self.recipe.batch_size
+        steps = self.recipe.steps(len(self.splits.train.pictures) // batch)
+        return self.image_flops * steps * batch
 
     @property
     def model_bytes(self) -> int:
         """Bytes of the detector's weights."""
-        return BYTES_PER_WEIGHT * self.cost.total_parameters
+        return 4 * self.cost.total_parameters
 
     def result_bytes(self) -> int:
         """Return the bytes of the last and the best detector, and of the EMA's."""
@@ -197,13 +196,9 @@ class DetectJob(Job):
             machine=context.machine,
             world=world,
         )
+        flops, machine = (0.0, self.image_flops), context.machine
         with Session(
-            problem,
-            folder,
-            machine=context.machine,
-            world=world,
-            flops=(0.0, self.image_flops),
-            observe=observe,
+            problem, folder, machine=machine, world=world, flops=flops, observe=observe
         ) as session:
             trained = session.run(stopped)
         result = {
@@ -225,11 +220,11 @@ class DetectJob(Job):
             problem.export(state.ema_model, folder / AVERAGE)
         problem.draw(state.best_model(), folder / SHEET)
         problem.results.write(folder / PREDICTIONS)
-        write_json(folder / WEIGHTS, problem.weights.to_json())
+        write_json(folder / WEIGHTS, asdict(problem.weights))
         scores = score(self.splits.val.annotations, problem.results, by_class=True)
-        write_json(folder / SCORES, scores.to_json())
+        write_json(folder / SCORES, asdict(scores))
         maps = {"mask_map": scores.masks.ap, "box_map": scores.boxes.ap}
-        return {"metrics": maps, "scores": scores.to_json()}
+        return {"metrics": maps, "scores": asdict(scores)}
 
 
 @cache

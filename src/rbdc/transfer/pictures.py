@@ -23,9 +23,8 @@ def draw_sheet(
     titles: Sequence[str] = (),
     least_score: float = 0.5,
     columns: int = 4,
-    most: int = 20,
 ) -> None:
-    """Draw images with the boxes, masks, classes and scores of their best `most` objects.
+    """Draw images with the boxes, masks, classes and scores of their 20 best objects.
 
     Objects below `least_score` are not drawn; if an image has no others, its best one is. `images`
     are floats (3, H, W) in [0, 1], and `outputs` a detector's outputs, or targets, which have no
@@ -48,11 +47,17 @@ def draw_sheet(
         axes.set_axis_off()
         axes.set_anchor("N")
     for number, (axes, image, output) in enumerate(zip(grid.flat, images, outputs, strict=False)):
-        shown = _best(output, least_score, most)
+        shown = _best(output, least_score)
         axes.imshow(draw_objects(image, shown).permute(1, 2, 0).numpy())
-        for box, text, colour in _captions(shown, class_names):
-            style = {"facecolor": colour, "edgecolor": "none", "pad": 0.8}
-            axes.text(*box, text, fontsize=6.5, color="white", va="top", bbox=style, clip_on=True)
+        for index, label in enumerate(shown["labels"].tolist()):
+            text = class_names[label - 1]
+            if "scores" in shown:
+                text += f" {100 * shown['scores'][index].item():.0f}"
+            style = {"facecolor": _colour(label), "edgecolor": "none", "pad": 0.8}
+            left, top, *_ = shown["boxes"][index].tolist()
+            axes.text(
+                left, top, text, fontsize=6.5, color="white", va="top", bbox=style, clip_on=True
+            )
         if titles:
             axes.set_title(titles[number], fontsize=7, loc="left", parse_math=False)
     figure.savefig(path, dpi=150)
@@ -71,27 +76,13 @@ def draw_objects(image: Tensor, output: Mapping[str, Tensor]) -> Tensor:
     return drawn
 
 
-def _best(output: Mapping[str, Tensor], least_score: float, most: int) -> dict[str, Tensor]:
+def _best(output: Mapping[str, Tensor], least_score: float, most: int = 20) -> dict[str, Tensor]:
     scores = output.get("scores")
     if scores is None:
         return {key: output[key][:most] for key in ("boxes", "labels", "masks")}
-    order = scores.argsort(descending=True)
     good = int((scores >= least_score).sum())
-    chosen = order[: min(max(good, 1), most)]
+    chosen = scores.argsort(descending=True)[: min(max(good, 1), most)]
     return {key: output[key][chosen] for key in ("boxes", "labels", "masks", "scores")}
-
-
-def _captions(
-    output: Mapping[str, Tensor], class_names: Sequence[str]
-) -> list[tuple[tuple[float, float], str, str]]:
-    captions = []
-    scores = output["scores"].tolist() if "scores" in output else None
-    for number, (box, label) in enumerate(
-        zip(output["boxes"].tolist(), output["labels"].tolist(), strict=True)
-    ):
-        text = class_names[label - 1] + (f" {100 * scores[number]:.0f}" if scores else "")
-        captions.append(((box[0], box[1]), text, _colour(label)))
-    return captions
 
 
 def _colour(label: int) -> str:

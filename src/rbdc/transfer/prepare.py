@@ -21,11 +21,11 @@ from rbdc.transfer.jobs import SCRATCH, Backbone, DetectJob
 
 def open_splits(data: str | Path, *others: str | Path) -> Splits:
     """Open a folder in COCO's layout; or annotations and images of training, then of validation."""
-    if not others:
-        train, val = open_coco(data)
-        return Splits(train=train, val=val)
-    images, val_annotations, val_images = others
-    return Splits(train=read_coco(data, images), val=read_coco(val_annotations, val_images))
+    if others:
+        images, val_annotations, val_images = others
+        return Splits(train=read_coco(data, images), val=read_coco(val_annotations, val_images))
+    train, val = open_coco(data)
+    return Splits(train=train, val=val)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,18 +91,6 @@ class Transfer:
         return {"kind": "transfer", "rows": list(rows.values()), "seeds": list(self.seeds)}
 
 
-def _briefly_named(backbones: Sequence[Backbone]) -> tuple[Backbone, ...]:
-    """Name backbones by the ends of their paths, where these differ."""
-    ends = [
-        (SCRATCH if not backbone.sha256 else "")
-        + PurePath(backbone.name.removeprefix(SCRATCH)).name
-        for backbone in backbones
-    ]
-    if len(set(ends)) < len(ends):
-        return tuple(backbones)
-    return tuple(replace(b, name=end) for b, end in zip(backbones, ends, strict=True))
-
-
 def prepare_transfer(
     backbones: Sequence[Backbone],
     splits: Splits,
@@ -112,7 +100,10 @@ def prepare_transfer(
     seeds: int = 1,
     request: Mapping[str, Any] | None = None,
 ) -> Transfer:
-    """Prepare detectors for each backbone, from `seeds` seeds each."""
+    """Prepare detectors for each backbone, from `seeds` seeds each.
+
+    Backbones are named by the ends of their paths, if these differ.
+    """
     if seeds < 1:
         raise RunError(f"seeds is {seeds}, expected 1 or more", "1 trains a backbone once.")
     same = Counter((backbone.sha256, backbone.spec) for backbone in backbones)
@@ -122,8 +113,14 @@ def prepare_transfer(
                 f"{backbone.name} and another backbone have the same weights",
                 "Name each once; --seeds repeats a training.",
             )
+    ends = {
+        ("" if b.sha256 else SCRATCH) + PurePath(b.name.removeprefix(SCRATCH)).name: b
+        for b in backbones
+    }
+    if len(ends) == len(backbones):
+        backbones = [replace(backbone, name=end) for end, backbone in ends.items()]
     return Transfer(
-        backbones=_briefly_named(backbones),
+        backbones=tuple(backbones),
         recipe=recipe,
         splits=splits,
         seeds=tuple(range(seed, seed + seeds)),

@@ -4,6 +4,7 @@ Li, Mao, Girshick, He: Exploring Plain Vision Transformer Backbones for Object D
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from math import log2
 from typing import Literal
 
@@ -13,6 +14,8 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 STRIDES = (4, 8, 16, 32)
 Norm = Literal["layer", "batch", "none"]
+# A layer norm is over the channels of each position, as in ViTDet.
+_NORMS = {"layer": LayerNorm2d, "batch": nn.BatchNorm2d, "none": nn.Identity}
 
 
 class SimpleFPN(nn.Module):
@@ -42,22 +45,16 @@ class SimpleFPN(nn.Module):
 
 
 def _stage(channels: int, doublings: int, out_channels: int, norm: Norm) -> nn.Sequential:
+    make_norm: Callable[[int], nn.Module] = _NORMS[norm]
     layers: list[nn.Module] = [nn.MaxPool2d(2) for _ in range(-doublings)]
     for left in range(doublings, 0, -1):
         layers.append(nn.ConvTranspose2d(channels, channels // 2, kernel_size=2, stride=2))
         channels //= 2
         if left > 1:  # the convolutions after the last one have norms
-            layers += [_norm(norm, channels), nn.GELU()]
+            layers += [make_norm(channels), nn.GELU()]
     for size, given in ((1, channels), (3, out_channels)):
         layers += [
             nn.Conv2d(given, out_channels, size, padding=size // 2, bias=norm == "none"),
-            _norm(norm, out_channels),
+            make_norm(out_channels),
         ]
     return nn.Sequential(*layers)
-
-
-def _norm(norm: Norm, channels: int) -> nn.Module:
-    if norm == "layer":  # over the channels of each position, as ViTDet does
-        module: nn.Module = LayerNorm2d(channels)
-        return module
-    return nn.BatchNorm2d(channels) if norm == "batch" else nn.Identity()

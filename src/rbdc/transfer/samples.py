@@ -1,7 +1,7 @@
 """The samples of a detector, an image and its objects, as a function of (seed, epoch, image)."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -62,17 +62,8 @@ class Views:
                 v2.ScaleJitter(square, scale_range=self.jitter),
                 v2.RandomCrop(square, pad_if_needed=True, fill=fill),
             ]
-        return v2.Compose(
-            [
-                v2.RandomHorizontalFlip(self.flip),
-                *steps,
-                v2.ClampBoundingBoxes(),
-                v2.SanitizeBoundingBoxes(),  # remove objects outside the crop
-            ]
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        steps += [v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes()]  # no objects off the crop
+        return v2.Compose([v2.RandomHorizontalFlip(self.flip), *steps])
 
 
 class DetectionSamples(Dataset[Sample]):

@@ -6,11 +6,11 @@ the box, not of the mask, to tell small, medium and large masks apart.
 
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -19,11 +19,7 @@ from rbdc.disk import write_text
 from rbdc.errors import DataError
 from rbdc.transfer.coco import CocoSet, Region, pycocotools, read_annotations, region_of
 
-BOXES, MASKS = "boxes.json", "masks.json"
-Kind = Literal["bbox", "segm"]
 Entry = dict[str, Any]  # a prediction as COCO writes it
-_MASK_THRESHOLD = 0.5  # probability above which a pixel belongs to a mask
-_HUNDREDTHS = 2  # decimal places of box coordinates, as in COCO's own files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +42,7 @@ class Precision:
     ar_small: float | None
     ar_medium: float | None
     ar_large: float | None
-    by_class: Mapping[str, float | None] = field(default_factory=dict)
+    by_class: Mapping[str, float | None]
     """`ap` of each category; empty unless requested."""
 
 
@@ -56,27 +52,6 @@ class DetectionScores:
 
     boxes: Precision
     masks: Precision
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def __str__(self) -> str:
-        """Return a table in percent for boxes and masks, and for each class if requested."""
-        names = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
-        lines = [f"{'':6}" + "".join(f"{head:>7}" for head in ("mAP", "50", "75", "S", "M", "L"))]
-        for title, scores in (("box", self.boxes), ("mask", self.masks)):
-            lines.append(f"{title:6}" + "".join(_percent(getattr(scores, n)) for n in names))
-        if self.boxes.by_class:
-            wide = max(map(len, self.boxes.by_class))
-            lines += ["", f"{'':{wide}}{'box':>7}{'mask':>7}"]
-            for name, box in self.boxes.by_class.items():
-                mask = self.masks.by_class.get(name)
-                lines.append(f"{name:{wide}}{_percent(box)}{_percent(mask)}")
-        return "\n".join(lines)
-
-
-def _percent(value: float | None) -> str:
-    return f"{'–' if value is None else f'{100 * value:.1f}':>7}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,28 +71,8 @@ class Results:
     def write(self, folder: Path) -> None:
         """Write `boxes.json` and `masks.json`, which pycocotools' loadRes can read."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name, entries in ((BOXES, self.boxes), (MASKS, self.masks)):
-            write_text(folder / name, json.dumps(entries))
-
-
-def read_results(folder: Path) -> Results:
-    """Read `boxes.json` and `masks.json` in COCO's results format."""
-    return Results(boxes=_entries(folder / BOXES, "bbox"), masks=_entries(folder / MASKS, "segm"))
-
-
-def _entries(path: Path, kind: Kind) -> tuple[Entry, ...]:
-    remedy = "COCO's results are a list of objects with image_id, category_id, score and "
-    remedy += "bbox." if kind == "bbox" else "segmentation."
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as results: {error}", remedy) from None
-    keys = {"image_id", "category_id", "score", "bbox" if kind == "bbox" else "segmentation"}
-    if not isinstance(content, list) or not all(
-        isinstance(entry, dict) and keys <= entry.keys() for entry in content
-    ):
-        raise DataError(f"{path} is not in COCO's results format", remedy)
-    return tuple(content)
+        write_text(folder / "boxes.json", json.dumps(self.boxes))
+        write_text(folder / "masks.json", json.dumps(self.masks))
 
 
 def results_of(
@@ -136,20 +91,16 @@ def results_of(
     boxes: list[Entry] = []
     masks: list[Entry] = []
     for output, image in zip(outputs, image_ids, strict=True):
-        shapes = (output["masks"][:, 0] > _MASK_THRESHOLD).cpu().numpy().astype(np.uint8)
-        corners, labels, scores = (output[key].tolist() for key in ("boxes", "labels", "scores"))
-        for (x1, y1, x2, y2), label, score, shape in zip(
-            corners, labels, scores, shapes, strict=True
-        ):
+        shapes = (output["masks"][:, 0] > 0.5).cpu().numpy().astype(np.uint8)
+        objects = zip(*(output[key].tolist() for key in ("boxes", "labels", "scores")), strict=True)
+        for ((x1, y1, x2, y2), label, score), shape in zip(objects, shapes, strict=True):
             if label not in category:
                 continue
             entry = {"image_id": int(image), "category_id": category[label], "score": score}
-            box = [round(side, _HUNDREDTHS) for side in (x1, y1, x2 - x1, y2 - y1)]
+            box = [round(side, 2) for side in (x1, y1, x2 - x1, y2 - y1)]  # as COCO's own files
             code = encode(np.asfortranarray(shape))
             boxes.append(entry | {"bbox": box})
-            masks.append(
-                entry | {"segmentation": {"size": code["size"], "counts": code["counts"].decode()}}
-            )
+            masks.append(entry | {"segmentation": code | {"counts": code["counts"].decode()}})
     return Results(boxes=tuple(boxes), masks=tuple(masks))
 
 
@@ -165,46 +116,34 @@ def score(annotations: Path, results: Results, *, by_class: bool = False) -> Det
     )
 
 
-def _precision(truth: Any, entries: Iterable[Entry], kind: Kind, by_class: bool) -> Precision:
-    entries = [dict(entry) for entry in entries]  # pycocotools changes them
+def _precision(truth: Any, entries: Sequence[Entry], kind: str, by_class: bool) -> Precision:
+    for entry in entries:
+        if entry["image_id"] not in truth.imgs:
+            raise DataError(
+                f"the results are for image {entry['image_id']}, which the annotations do not list",
+                "Score them against the annotations they were made for.",
+            )
     with redirect_stdout(io.StringIO()):  # pycocotools prints its progress
-        evaluation = pycocotools("cocoeval").COCOeval(truth, _detections(truth, entries), kind)
+        if entries:
+            found = truth.loadRes([dict(entry) for entry in entries])  # it changes them
+        else:  # loadRes fails on an empty list
+            found = _coco({**truth.dataset, "annotations": []})
+        evaluation = pycocotools("cocoeval").COCOeval(truth, found, kind)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    names = [entry.name for entry in fields(Precision) if entry.name != "by_class"]
-    numbers = dict(zip(names, map(_known, evaluation.stats), strict=True))
-    return Precision(**numbers, by_class=_by_class(truth, evaluation) if by_class else {})
-
-
-def _by_class(truth: Any, evaluation: Any) -> dict[str, float | None]:
-    precision = evaluation.eval["precision"]  # thresholds, recalls, categories, areas, detections
-    values = {}
-    for number, category in enumerate(truth.loadCats(evaluation.params.catIds)):
-        known = precision[:, :, number, 0, -1]
-        known = known[known > -1]
-        name = str(category.get("name", category["id"]))
-        values[name] = float(known.mean()) if known.size else None
-    return values
-
-
-def _known(value: float) -> float | None:
-    return (
-        None if value < 0 else float(value)
-    )  # pycocotools returns -1 if there are no such objects
-
-
-def _detections(truth: Any, entries: list[Entry]) -> Any:
-    if entries:
-        known = set(truth.getImgIds())
-        unknown = [entry["image_id"] for entry in entries if entry["image_id"] not in known]
-        if unknown:
-            raise DataError(
-                f"the results are for image {unknown[0]}, which the annotations do not list",
-                "Score them against the annotations they were made for.",
-            )
-        return truth.loadRes(entries)
-    return _coco({**truth.dataset, "annotations": []})  # loadRes fails on an empty list
+    # pycocotools returns -1 if there are no such objects.
+    stats: list[Any] = [None if value < 0 else float(value) for value in evaluation.stats]
+    classes: dict[str, float | None] = {}
+    if by_class:
+        precision = evaluation.eval["precision"]  # thresholds, recalls, category, area, detections
+        for number, category in enumerate(truth.loadCats(evaluation.params.catIds)):
+            known = precision[:, :, number, 0, -1]
+            known = known[known > -1]
+            name = str(category.get("name", category["id"]))
+            classes[name] = float(known.mean()) if known.size else None
+    names = [field.name for field in fields(Precision)]
+    return Precision(**dict(zip(names, [*stats, classes], strict=True)))
 
 
 def _truth(annotations: Path) -> Any:

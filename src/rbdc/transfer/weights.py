@@ -7,7 +7,7 @@ trained with. No key is ignored silently: the report lists each as used, changed
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,6 @@ from rbdc.errors import CheckpointError, ModelError
 from rbdc.models import as_spec, load, shapes_of
 from rbdc.models.folder import read_weights
 
-LISTED = 5  # number of keys that an error message names
-PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed"
 _LEFT = (
     (r"(cls|dist|reg)_token$", "not part of a feature map"),
     (r"(fc_)?norm\.", "the pyramid uses the last block's output without a norm"),
@@ -35,16 +33,10 @@ class WeightReport:
 
     used: tuple[str, ...]
     """Keys of tensors that were copied unchanged."""
-    changed: Mapping[str, str] = field(default_factory=dict)
+    changed: Mapping[str, str]
     """Change made to each tensor that was adapted, by key."""
-    left: Mapping[str, str] = field(default_factory=dict)
+    left: Mapping[str, str]
     """Reason why a tensor was left out, by key."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def __str__(self) -> str:
-        return f"{len(self.used)} used, {len(self.changed)} changed, {len(self.left)} left"
 
 
 def open_classifier(
@@ -73,75 +65,63 @@ def open_classifier(
 
 def fill_vit(body: nn.Module, classifier: nn.Module) -> WeightReport:
     """Copy the weights of a timm VisionTransformer into a VisionTransformerSAM of its size."""
-    expected, found = body.state_dict(), classifier.state_dict()
-    state: dict[str, Tensor] = {}
+    expected, state = body.state_dict(), classifier.state_dict()
+    tokens = [key for key in state if key.endswith("_token")]
     changed: dict[str, str] = {}
-    tokens = [key for key in found if key.endswith("_token")]
-    for key, tensor in found.items():
-        if key in expected:
-            state[key], done = _fit(key, tensor, expected[key], tokens)
-            if done:
-                changed[key] = done
-    left = _left(found, expected)
-    _check(expected, state, [key for key in found if key not in expected and key not in left])
-    body.load_state_dict(state)
-    return WeightReport(
-        used=tuple(key for key in state if key not in changed), changed=changed, left=left
-    )
+    for key in [key for key in state if key in expected]:
+        state[key], change = _fit(key, state[key], expected[key], tokens)
+        if change:
+            changed[key] = change
+    report = _report(expected, state, changed)
+    body.load_state_dict({key: state[key] for key in expected})
+    return report
 
 
 def account(body: nn.Module, classifier: nn.Module) -> WeightReport:
     """Return the report on a backbone that is part of the classifier, as a ResNet's is."""
-    expected, found = body.state_dict(), classifier.state_dict()
-    left = _left(found, expected)
-    _check(expected, found, [key for key in found if key not in expected and key not in left])
-    return WeightReport(used=tuple(expected), left=left)
+    return _report(body.state_dict(), classifier.state_dict(), {})
 
 
 def _fit(key: str, tensor: Tensor, expected: Tensor, tokens: list[str]) -> tuple[Tensor, str]:
     """Return the tensor in the backbone's shape, and a description of the change."""
-    if key == POSITIONS and tensor.ndim == 3:
+    if key == "pos_embed" and tensor.ndim == 3:
         grid = expected.shape[1:3]
         prefix = tensor.shape[1] - prod(grid)
         if prefix >= 0:  # entries before the grid's belong to the tokens
             gone = f"positions of {' and '.join(tokens)} left out, " if prefix else ""
             done = f"{gone}reshaped to a grid of {grid[0]} x {grid[1]}"
             return tensor[:, prefix:].reshape(1, *grid, -1), done
-    if key == PATCHES and tensor.shape[2:] != expected.shape[2:]:
-        before, after = tuple(tensor.shape[2:]), tuple(expected.shape[2:])
+    if key == "patch_embed.proj.weight" and tensor.shape[2:] != expected.shape[2:]:
+        before, after = tensor.shape[2:], list(expected.shape[2:])
         done = f"patches of {before[0]} x {before[1]} resampled to {after[0]} x {after[1]}"
-        return resample_patch_embed(tensor, list(after)), done
+        return resample_patch_embed(tensor, after), done
     return tensor, ""
 
 
-def _left(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, str]:
-    return {
-        key: why
-        for key in found
-        if key not in expected
-        for pattern, why in _LEFT
-        if re.match(pattern, key)
-    }
-
-
-def _check(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], surplus: list[str]) -> None:
+def _report(
+    expected: Mapping[str, Tensor], state: Mapping[str, Tensor], changed: Mapping[str, str]
+) -> WeightReport:
     """Refuse missing keys, wrong shapes, and keys that are neither used nor left out."""
+    surplus = [key for key in state if key not in expected]
+    left = {key: why for key in surplus for pattern, why in _LEFT if re.match(pattern, key)}
     odd = []
     for key, tensor in expected.items():
         shape = tuple(tensor.shape)
         if key not in state:
             odd.append(f"{key} is missing, {shape} was expected")
-        elif state[key].shape != tensor.shape:
+        elif state[key].shape != shape:
             odd.append(f"{key} is {tuple(state[key].shape)}, {shape} was expected")
-    odd += [f"{key} was not expected" for key in surplus]
+    odd += [f"{key} was not expected" for key in surplus if key not in left]
     if odd:
         raise ModelError(
             f"these weights do not fit a detector's backbone: {_listed(odd)}",
             "Use a standard ViT or DeiT (timm's VisionTransformer with its default blocks), "
             "or a ResNet.",
         )
+    used = tuple(key for key in state if key in expected and key not in changed)
+    return WeightReport(used=used, changed=changed, left=left)
 
 
-def _listed(odd: list[str]) -> str:
-    more = f"; and {len(odd) - LISTED} more" if len(odd) > LISTED else ""
-    return "; ".join(odd[:LISTED]) + more
+def _listed(odd: list[str], count: int = 5) -> str:
+    more = f"; and {len(odd) - count} more" if len(odd) > count else ""
+    return "; ".join(odd[:count]) + more
