@@ -35,7 +35,7 @@ def a_task(name: str) -> Task:
         own = {"opt": "sgd", "lr": 0.01, "batch_size": 20}
     recipe, data = small_recipe(mixup=0.3, clip_grad=1.0, **own), small_data()
     spec = fit_to_data(ModelSpec(name=name, arguments=TINY[name]), data, recipe)
-    epochs = 12 * recipe.batch_size / len(data.train)  # 12 steps
+    epochs = 15 * recipe.batch_size / len(data.train)  # 15 steps
     image = image_format(spec, recipe, data)
     return Task(
         model=spec,
