@@ -127,7 +127,7 @@ def execute(run: Run, output: Path, where: Where, watch: Watcher) -> Result | No
             engine.run(
                 jobs,
                 Context(store=store, machine=where.machine, world=world),
-                watching(run, output, watch, writes=world.is_main),
+                _watching(run, output, watch, writes=world.is_main),
             )
         except TrainingError as error:
             if not run.skips_failures:
@@ -135,34 +135,29 @@ def execute(run: Run, output: Path, where: Where, watch: Watcher) -> Result | No
             warnings.warn(f"a training failed, its result is missing: {error}", stacklevel=2)
         except Interrupted:
             if world.is_main and run.targets:
-                _write_result(run, output)
+                write_json(output / RESULT, run.result(output))
             raise
 
         def finish() -> Result | None:
             if alone and not all(store.result(node.job) for node in run.nodes):
                 return None
-            result = _write_result(run, output)
-            run.finish(output, result)
+            result = run.result(output)
+            run.finish(output, result)  # first: result.json says that the run is finished
+            write_json(output / RESULT, result)
             return result
 
         return world.broadcast(finish)
 
 
-def watching(run: Run, output: Path, watch: Watcher, *, writes: bool) -> Watcher:
+def _watching(run: Run, output: Path, watch: Watcher, *, writes: bool) -> Watcher:
     """Return a watcher that also writes the result so far whenever a target is finished."""
 
     def watched(event: Event) -> None:
         watch(event)
         if writes and event.kind == "finished" and event.key in run.targets:
-            _write_result(run, output)
+            write_json(output / RESULT, run.result(output))
 
     return watched
-
-
-def _write_result(run: Run, output: Path) -> Result:
-    result = run.result(output)
-    write_json(output / RESULT, result)
-    return result
 
 
 def _jobs_of(run: Run, name: str, store: Store) -> list[Job]:
