@@ -230,5 +230,6 @@ def test_contributing_lists_every_room_in_the_order_of_imports() -> None:
     rows = re.findall(r"^\| (`.*?) \|", text, flags=re.MULTILINE)
     assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == ORDER
     source = ROOT / "src/rbdc"
-    rooms = {path.stem for path in source.iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert rooms - {"__init__", "__pycache__"} == set().union(*ORDER)
+    rooms = {path.parent.name for path in source.glob("*/__init__.py")}
+    rooms |= {path.stem for path in source.glob("*.py")} - {"__init__"}
+    assert rooms == set().union(*ORDER)
