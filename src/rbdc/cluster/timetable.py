@@ -97,7 +97,7 @@ class Timetable:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """One row per level, the target first."""
+        """Return one row per level, the target first."""
         found = []
         for level in sorted({slot.level for slot in self.slots}):
             here = [slot for slot in self.slots if slot.level == level]

@@ -40,7 +40,7 @@ class CouplingProof:
 
     @property
     def holds(self) -> bool:
-        """Whether the error is within the tolerance."""
+        """Return whether the error is within the tolerance."""
         return self.error <= self.tolerance
 
 

@@ -107,7 +107,7 @@ class Comparison:
 
     @property
     def planned(self) -> list[Entry]:
-        """All that will run, as far as it is known: tuning changes the rates, not the costs."""
+        """List all that will run: tuning changes its learning rates later, not its costs."""
         return [*self.tuning, *self.entries]
 
     def planned_rows(self) -> list[dict[str, Any]]:

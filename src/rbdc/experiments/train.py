@@ -40,7 +40,7 @@ class Training:
 
     @property
     def nodes(self) -> list[Node]:
-        """All jobs: the tree's, leaves first, and standard training's."""
+        """List all jobs: the tree's, leaves first, and standard training's."""
         beside = [replace(e.trial.target, name=e.protocol) for e in self.entries[1:]]
         return [*self.tree.nodes, *beside]
 

@@ -36,12 +36,12 @@ class Coupling(Method):
 
     @property
     def carries(self) -> bool:
-        """Whether the optimizer state goes over to the wide model; its parents do not anneal."""
+        """Return whether the wide model gets the optimizer state, and its parents do not anneal."""
         return self.transition == "carry"
 
     @property
     def saved_for_growth(self) -> SavedForGrowth:  # type: ignore[override]
-        """What the parents save: the optimizer state, where it is carried over."""
+        """Name what the parents save: the optimizer state, where it is carried over."""
         return "optimizer" if self.carries else ""
 
     def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:

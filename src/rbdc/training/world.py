@@ -26,7 +26,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which writes files and prints."""
+        """Return whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     def sum(self, values: list[float]) -> list[float]:
