@@ -34,6 +34,7 @@ def make_setting(
         counter=request.counter,
         transition=request.transition,
         carry_warmup_epochs=request.carry_warmup_epochs,
+        batches=request.batches,
         narrow_lr=request.narrow_lr,
         allow_inexact=request.allow_inexact,
     )

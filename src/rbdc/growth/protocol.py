@@ -24,6 +24,7 @@ from rbdc.training import Task, image_format
 from rbdc.training.teacher import Teacher
 
 TransitionName = Literal["restart", "carry"]
+BatchesName = Literal["shared", "separate"]
 
 # The published comparison on ResNet-50D (0.616 of 90 epochs): MixtureGrowth's members have 90 and
 # 74 epochs, the wide model 14. A single parent of 90 leaves 32.7 for the wide model.
@@ -45,6 +46,8 @@ class Setting:
     counter: CounterName = Request.counter
     transition: tuple[TransitionName, ...] = Request.transition
     carry_warmup_epochs: Length = Request.carry_warmup_epochs
+    batches: BatchesName = Request.batches
+    """Whether the models of a level train on the same batches."""
     narrow_lr: float = Request.narrow_lr
     """Learning rate of a narrow model over that of a model of twice its width, in RBDC."""
     allow_inexact: bool = Request.allow_inexact
@@ -103,7 +106,7 @@ class Setting:
             image=self.image,
             epochs=epochs,
             seed=own_seed,
-            data_seed=own_seed,
+            data_seed=derive_seed(seed, "node", level, 0 if self.batches == "shared" else index),
             **{"warmup_epochs": recipe.warmup_epochs, **options},
         )
         return TrainJob(
@@ -129,6 +132,7 @@ class Setting:
             "counter": self.counter,
             "transition": list(self.transition),
             "carry_warmup_epochs": plain(self.carry_warmup_epochs),
+            "batches": self.batches,
             "narrow_lr": self.narrow_lr,
             "allow_inexact": self.allow_inexact,
         }

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 from rbdc.coupling import Layout, OffDiagonal, couple, couple_moments, layout_of, verify_coupling
 from rbdc.data import derive_seed
 from rbdc.errors import CouplingError, PlanError, RecipeError
-from rbdc.growth.protocol import Protocol, Setting, TransitionName, Trial
+from rbdc.growth.protocol import BatchesName, Protocol, Setting, TransitionName, Trial
 from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.job import Node
 from rbdc.jobs.method import Grown, GrowthContext, Method, Parent, SavedForGrowth, State
@@ -87,7 +87,8 @@ class Rbdc(Protocol):
     name: ClassVar[str] = "rbdc"
     summary: ClassVar[str] = "2^S narrow models, coupled in pairs and trained on, S times"
     words: ClassVar[str] = (
-        "the number of steps; restart or carry; random for random off-diagonal blocks; r=RATIO; "
+        "the number of steps; restart or carry; shared or separate batches; random for random "
+        "off-diagonal blocks; r=RATIO; "
         "lr=FACTOR for narrow models' learning rate over that of twice their width"
     )
     steps: int = 1
@@ -96,6 +97,8 @@ class Rbdc(Protocol):
     off_diagonal: OffDiagonal = "zero"
     ratio: float | None = None
     """Epochs of a wide model over its parents'; None: the setting's."""
+    batches: BatchesName | None = None
+    """Whether the models of a level train on the same batches; None: the setting's."""
     narrow_lr: float | None = None
     """Learning rate of a level over that of the next wider one; None: the setting's."""
     planning: Mapping[str, Any] = field(default_factory=lambda: {"rounding": "none"})
@@ -109,6 +112,8 @@ class Rbdc(Protocol):
         for word in words:
             if word in ("restart", "carry"):
                 options["transition"] = (word,)
+            elif word in ("shared", "separate"):
+                options["batches"] = word
             elif word == "random":
                 options["off_diagonal"] = "random"
             elif word.startswith("r="):
@@ -134,6 +139,7 @@ class Rbdc(Protocol):
             warmup_epochs=setting.recipe.planned_warmup(len(setting.data.train)),
             images=len(setting.data.train),
             counter=setting.counter,
+            batches=self.batches or setting.batches,
             **self.planning,
         )
 
@@ -143,6 +149,7 @@ class Rbdc(Protocol):
 
     def tree(self, setting: Setting, plan: Plan, seed: int) -> Trial:
         """Return the jobs of a plan, narrow models first."""
+        setting = replace(setting, batches=plan.batches)
         couplings = self._couplings(setting, len(plan.stages) - 1)
         nodes: list[Node] = []
         narrower: list[TrainJob] = []

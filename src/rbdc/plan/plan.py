@@ -29,6 +29,7 @@ ROUNDING_TOLERANCE = 0.03  # relative difference in FLOPs above which a warning 
 
 Costs = Literal["exact", "quarter"]
 Rounding = Literal["whole", "none"]
+Batches = Literal["shared", "separate"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +83,7 @@ class Plan:
     """FLOPs of the plan before epochs were rounded."""
     baseline_epochs: float
     warmup_epochs: float
+    batches: Batches
     stages: tuple[Stage, ...]
     """In the order of training: the leaves first, the target last."""
 
@@ -110,6 +112,13 @@ class Plan:
     def data_passes(self) -> float:
         """Passes over the data that all models make together."""
         return sum(stage.models * stage.epochs for stage in self.stages)
+
+    @property
+    def decoded_passes(self) -> float:
+        """Passes over the data that are decoded: one for all models of a level that share it."""
+        if self.batches == "separate":
+            return self.data_passes
+        return sum(stage.epochs for stage in self.stages)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -153,6 +162,7 @@ class Plan:
             "baseline_flops": self.baseline_flops,
             "normalized_flops": self.normalized_flops,
             "data_passes": self.data_passes,
+            "decoded_passes": self.decoded_passes,
             "warnings": self.warnings,
         }
 
@@ -173,6 +183,7 @@ def make_plan(
     costs: Costs = Request.costs,
     counter: CounterName = Request.counter,
     rounding: Rounding = Request.rounding,
+    batches: Batches = Request.batches,
 ) -> Plan:
     """Plan the training of `model` by `steps` recursive steps (0 is standard training).
 
@@ -225,6 +236,7 @@ def make_plan(
         asked_flops=training_flops(cost_of_unit(models, wanted, flops), 1, images),
         baseline_epochs=baseline,
         warmup_epochs=warmup,
+        batches=batches,
         stages=_stages(levels, models, wanted, flops, images, rounding),
     )
 

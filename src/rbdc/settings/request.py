@@ -83,6 +83,9 @@ class Request(Settings):
     level, leaves first"""
     carry_warmup_epochs: Epochs = 1.0
     """warm-up after a coupling that carries, in epochs or with a unit: '500 steps', '10%'"""
+    batches: Literal["shared", "separate"] = "shared"
+    """batches of the models of one level: shared, so that each image is decoded once for all of
+    them, or separate, in an order of its own for each model"""
     narrow_lr: Positive = 1.0
     """learning rate of a model divided by that of the model of twice its width"""
     with_baseline: bool = False
@@ -98,7 +101,8 @@ class Request(Settings):
 
 SPEND = ("budget", "total_flops", "epochs", "total_epochs")
 """The ways to say how much to spend; a run takes exactly one."""
-PLAN = ("steps", "ratio", *SPEND, "baseline_epochs", "schedule", "costs", "counter", "rounding")
+PLAN = ("steps", "ratio", *SPEND, "baseline_epochs", "schedule", "costs", "counter", "rounding",
+        "batches")  # fmt: skip
 """The settings that a plan is made from."""
 
 
