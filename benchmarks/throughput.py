@@ -55,6 +55,7 @@ from rbdc.training import (
     image_format,
     initial_weights,
     loop,
+    session,
 )
 from rbdc.training.logs import Logs
 from rbdc.training.machine import default_threads
@@ -151,8 +152,8 @@ def our_turn(task: Task, data: DataSet, steps: int, machine: Machine) -> float:
         problem = classification.Classification(
             task, data, lambda: initial_weights(task), machine, World()
         )
-        with loop.Session(problem, Path(name), machine=machine, world=World()) as session:
-            session.run(stopped)
+        with session.Session(problem, Path(name), machine=machine, world=World()) as begun:
+            loop.train(begun, stopped)
     return done[-1] - done[WARM - 1]
 
 
@@ -215,12 +216,12 @@ PARTS: list[tuple[str, Any, list[str]]] = [
     ("batches", TrainingBatches, ["from_step"]),
     ("evaluation", classification, ["evaluate"]),
     ("evaluation", grow, ["evaluate"]),
-    ("checkpoints", loop, ["save_checkpoint"]),
+    ("checkpoints", session, ["save_checkpoint"]),
     ("best models written", classification, ["export"]),
     ("results written", train, ["export", "write_state"]),
     ("logs and TensorBoard opened", Logs, ["__init__"]),
     ("logs and TensorBoard written", Logs, ["step", "epoch", "close"]),
-    ("trainings set up", loop.Session, ["__init__"]),
+    ("trainings set up", session.Session, ["__init__"]),
     ("trainings set up", classification.Classification, ["__init__"]),
     ("coupled and proved", grow.GrowJob, ["run"]),
     ("run checked, begun, finished", run, ["check", "_begin"]),

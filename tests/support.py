@@ -19,6 +19,7 @@ from rbdc.jobs.engine import Watcher
 from rbdc.runs.run import Run, Where, start
 from rbdc.settings import Machine, Recipe
 from rbdc.training import Session, Start, Task, Trained, World, fit_to_data, image_format
+from rbdc.training import train as run_session
 from rbdc.training.classification import Classification
 
 SMALL_VIT: dict[str, Any] = {
@@ -211,7 +212,7 @@ def train(
     with Session(
         problem, folder, machine=machine, world=world, flops=flops, observe=observe
     ) as session:
-        return session.run(stopped)
+        return run_session(session, stopped)
 
 
 def forked(target: Callable[..., None], *args: Any) -> ForkProcess:

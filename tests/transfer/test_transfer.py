@@ -18,7 +18,7 @@ from rbdc.errors import Interrupted
 from rbdc.jobs.layout import PREDICTIONS, SHEET, WEIGHTS
 from rbdc.settings.detection import DetectionRecipe, read_detection_recipe
 from rbdc.training import Trained, World, join_world
-from rbdc.training.loop import Session
+from rbdc.training import Session, train
 from rbdc.training.world import leave_world
 from rbdc.transfer.batches import DetectionBatches
 from rbdc.transfer.detection import Detection, Splits, groups_of
@@ -91,7 +91,7 @@ def trained(job: Detection, folder: Path, *stops: int) -> Trained:
         torch.rand(3)  # the state of the global generator must not matter
         try:
             with Session(job, folder, machine=QUICK, world=World()) as session:
-                return session.run(stopped)
+                return train(session, stopped)
         except Interrupted:
             continue
     raise AssertionError("never finished")

@@ -46,6 +46,8 @@ class Batch:
     """Class labels, or a distribution over classes if images were mixed."""
     indices: Tensor
     """Indices of the images in the data set, for messages."""
+    decoded: int = 0
+    """Images that this process decoded for the batch."""
 
 
 def micro_batch_positions(batch_size: int, count: int, index: int) -> Tensor:

@@ -10,15 +10,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from graphlib import TopologicalSorter
 from multiprocessing import forkserver
 from types import FrameType
 from typing import Any, Literal, Protocol
 
 from rbdc.errors import Interrupted, RbdcError, RunError
-from rbdc.jobs.job import Context, Job, execute
+from rbdc.jobs.job import Context, Job, TrainingJob, execute_together
 from rbdc.training import Progress
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -49,34 +50,29 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InProcess:
-    """One job after the other in this process; under torchrun all ranks train each together."""
+    """Jobs in this process, one after the other; trainings on equal batches take turns.
+
+    Under torchrun all ranks train each model together.
+    """
 
     threads: Mapping[str, int]
     """CPU threads of each job, by key; 0: torch's choice."""
 
     def run(self, jobs: Sequence[Job], context: Context, watch: Watcher) -> None:
-        """Run the jobs one after the other."""
+        """Run what is ready, group after group."""
         ledger = Ledger(jobs, context, watch)
         with stop_requested() as stopped:
             while ready := ledger.ready():
-                job = ready[0]
-                ledger.started(job)
-                try:
-                    result = execute(
-                        job,
-                        context.with_threads(self.threads[job.key]),
-                        observe=lambda p, key=job.key: watch(  # type: ignore[misc]
-                            Event(kind="progress", key=key, progress=p)
-                        ),
-                        stopped=stopped,
-                    )
-                    ledger.finished(job, result)
-                except RbdcError as error:
-                    ledger.failed(job, error)
-                    if (
-                        context.world.size > 1
-                    ):  # other ranks may not have failed: torchrun ends them
-                        raise
+                jobs = groups_of(ready)[0]
+                for job in jobs:
+                    ledger.started(job)
+                threads = context.with_threads(self.threads[jobs[0].key])
+                for job, outcome in execute_together(
+                    jobs, threads, observe=partial(_observe, watch), stopped=stopped
+                ):
+                    ledger.ended(job, outcome)
+                    if context.world.size > 1 and isinstance(outcome, RbdcError):
+                        raise outcome  # other ranks may not have failed: torchrun ends them
                 if context.world.size == 1 and stopped():  # several ranks agree in their next step
                     raise Interrupted("stopped between two jobs")
         ledger.close()
@@ -109,7 +105,7 @@ class SideBySide:
         ledger = Ledger(jobs, context, watch)
         # Sent to each worker once: jobs share their data, which may be large.
         given = {job.key: job for job in ledger.unfinished.values()}
-        running: dict[Future[Any], Job] = {}
+        running: dict[Future[Any], list[Job]] = {}
         with (
             stop_requested(also=stop.set) as stopped,
             ProcessPoolExecutor(
@@ -121,18 +117,26 @@ class SideBySide:
         ):
             try:
                 while True:
-                    for job in [] if stopped() else ledger.ready():
-                        busy = sum(self.threads[other.key] for other in running.values())
-                        if running and busy + self.threads[job.key] > self.all_threads:
+                    free = self.workers - len(running)
+                    ready = ledger.ready() if free and not stopped() else []
+                    for jobs in groups_of(ready, free):
+                        threads = self.threads[jobs[0].key]
+                        busy = sum(self.threads[others[0].key] for others in running.values())
+                        if running and busy + threads > self.all_threads:
                             break
-                        ledger.started(job)
-                        running[pool.submit(_work, job.key, self.threads[job.key])] = job
+                        for job in jobs:
+                            ledger.started(job)
+                        keys = [job.key for job in jobs]
+                        running[pool.submit(_work, keys, threads)] = jobs
                     if not running:
                         break
                     done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-                    _forward(events, watch)
+                    _forward(events, ledger)
                     for future in done:
-                        _settle(future, running.pop(future), ledger)
+                        running.pop(future)
+                        with suppress(Interrupted):  # saved; the run says so when all are
+                            future.result()
+                            _forward(events, ledger)
             except BrokenProcessPool:
                 raise RunError(
                     "a training process died (killed, or out of memory)",
@@ -143,6 +147,24 @@ class SideBySide:
         if stopped():
             raise Interrupted("stopped")
         ledger.close()
+
+
+def groups_of(ready: Sequence[Job], workers: int = 1) -> list[list[Job]]:
+    """Divide jobs into groups that run in one process each, for `workers` processes.
+
+    Trainings on equal batches are one group, so that each batch is read once; or several, if there
+    are processes that would have nothing to do otherwise.
+    """
+    streams: dict[str, list[Job]] = {}
+    for job in ready:
+        stream = job.stream if isinstance(job, TrainingJob) else None
+        streams.setdefault(stream or job.key, []).append(job)
+    each = max(1, workers // len(streams)) if streams else 1
+    groups = []
+    for jobs in streams.values():
+        size = -(-len(jobs) // min(each, len(jobs)))
+        groups += [jobs[first : first + size] for first in range(0, len(jobs), size)]
+    return groups
 
 
 class Ledger:
@@ -180,6 +202,13 @@ class Ledger:
         self.take(job)
         self.watch(Event(kind="started", key=job.key))
 
+    def ended(self, job: Job, outcome: Mapping[str, Any] | RbdcError) -> None:
+        """Note how a job ended: with its result, or with an error."""
+        if isinstance(outcome, RbdcError):
+            self.failed(job, outcome)
+        else:
+            self.finished(job, outcome)
+
     def finished(self, job: Job, result: Mapping[str, Any]) -> None:
         """Note that the job is finished: jobs that wait for it may become ready."""
         self._order.done(job.key)
@@ -198,20 +227,18 @@ class Ledger:
             raise self.failure
 
 
-def _settle(future: Future[Any], job: Job, ledger: Ledger) -> None:
-    try:
-        ledger.finished(job, future.result())
-    except Interrupted:
-        pass  # saved; the run says so when all are
-    except RbdcError as error:
-        ledger.failed(job, error)
+def _observe(watch: Watcher, job: Job, progress: Progress) -> None:
+    watch(Event(kind="progress", key=job.key, progress=progress))
 
 
-def _forward(events: Any, watch: Watcher) -> None:
-    """Pass on the progress that workers reported; it arrives before their job is done."""
+def _forward(events: Any, ledger: Ledger) -> None:
+    """Pass on what workers reported: progress, results and errors."""
     while not events.empty():
-        key, progress = events.get()
-        watch(Event(kind="progress", key=key, progress=progress))
+        key, what = events.get()
+        if isinstance(what, Progress):
+            ledger.watch(Event(kind="progress", key=key, progress=what))
+        else:
+            ledger.ended(ledger.unfinished[key], what)
 
 
 @contextmanager
@@ -267,10 +294,12 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _work(key: str, threads: int) -> dict[str, Any]:
-    return execute(
-        _jobs[key],
+def _work(keys: Sequence[str], threads: int) -> None:
+    """Run a group of jobs, and report what happens to each."""
+    for job, outcome in execute_together(
+        [_jobs[key] for key in keys],
         _context.with_threads(threads),
-        observe=lambda progress: _events.put((key, progress)),
+        observe=lambda job, progress: _events.put((job.key, progress)),
         stopped=_stop.is_set,
-    )
+    ):
+        _events.put((job.key, outcome))

@@ -1,7 +1,6 @@
 """Make the initial weights of a wide model from trained ones: couple two, or what a rival does."""
 
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -10,23 +9,22 @@ import torch
 from torch import Tensor
 
 from rbdc.data import EvaluationBatches, TrainingBatches
-from rbdc.jobs.job import FORMAT, Context, Job
+from rbdc.jobs.job import FORMAT, Context, QuickJob
 from rbdc.jobs.layout import MODEL, SAVED_FOR_GROWTH, START
 from rbdc.jobs.method import GrowthContext, Method, Parent
 from rbdc.jobs.train import TrainJob, bytes_of
 from rbdc.models import ModelSpec, load
 from rbdc.plan import forward_flops, training_flops
-from rbdc.training import Observer, evaluate
+from rbdc.training import evaluate
 from rbdc.training.checkpoint import read_state, write_state
 from rbdc.training.machine import torch_device
 from rbdc.training.objective import Objective
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrowJob(Job):
+class GrowJob(QuickJob):
     """Apply a growth method to trained parents, and evaluate the result before any step."""
 
-    trains = False
     model: ModelSpec
     parents: tuple[TrainJob, ...]
     method: Method
@@ -78,12 +76,7 @@ class GrowJob(Job):
         """Return the bytes of the weights, and of two moments where they are carried over."""
         return self.model_bytes * (1 + 2 * bool(self.method.saved_for_growth))
 
-    def run(
-        self,
-        context: Context,
-        observe: Observer,  # noqa: ARG002
-        stopped: Callable[[], bool],  # noqa: ARG002
-    ) -> dict[str, Any]:
+    def run(self, context: Context) -> dict[str, Any]:
         """Grow the wide model, evaluate it before any step, and write where training starts."""
         began, saved = time.monotonic(), self.method.saved_for_growth
         store, machine, world = context.store, context.machine, context.world
@@ -104,7 +97,7 @@ class GrowJob(Job):
             device=device,
             workers=machine.workers,
         )
-        scores = evaluate(grown.model.to(device), test, world, nullcontext())
+        (scores,) = evaluate([grown.model.to(device)], test, world, nullcontext())
         tensors: dict[str, Tensor] = {f"model/{k}": v for k, v in grown.model.state_dict().items()}
         facts: dict[str, Any] = {}
         if grown.optimizer is not None:

@@ -9,18 +9,20 @@ import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rbdc.disk import write_text
+from rbdc.errors import RbdcError
 from rbdc.jobs.layout import PROGRESS
 from rbdc.jobs.store import Store
 from rbdc.plan import Scaling
 from rbdc.settings import Machine
-from rbdc.training import Observer, Progress, World
+from rbdc.training import Observer, Progress, Session, Trained, World, train_together
 
 FORMAT = 3  # of what jobs leave in their folders; another number makes other keys
 PROGRESS_SECONDS = 2.0  # between two writes of progress.json
@@ -42,7 +44,7 @@ class Context:
 class Job(ABC):
     """Something to compute once its parents are computed."""
 
-    trains: ClassVar[bool] = True
+    trains: ClassVar[bool] = False
     """Whether it is a training: it takes long and reports progress."""
     parents: "tuple[Job, ...]"
     """Jobs that must be finished first."""
@@ -91,12 +93,6 @@ class Job(ABC):
     def check_device(self, machine: Machine, local_rank: int = 0) -> None:  # noqa: B027
         """Refuse what this machine cannot do."""
 
-    @abstractmethod
-    def run(
-        self, context: Context, observe: Observer, stopped: Callable[[], bool]
-    ) -> dict[str, Any]:
-        """Compute the result, or continue from the last checkpoint. The parents are finished."""
-
     def loader_processes(self, machine: Machine) -> int:
         """Return how many processes decode images beside a training."""
         return machine.workers
@@ -121,6 +117,33 @@ class Job(ABC):
         return self.flops + sum(parent.total_flops for parent in self.parents)
 
 
+class QuickJob(Job):
+    """A job of seconds or minutes, which is not saved on the way."""
+
+    @abstractmethod
+    def run(self, context: Context) -> dict[str, Any]:
+        """Compute the result. The parents are finished."""
+
+
+class TrainingJob(Job):
+    """A training: it is resumed from its last checkpoint, and can share its batches with others."""
+
+    trains = True
+
+    @property
+    def stream(self) -> str | None:
+        """Name its batches: jobs with equal names train on equal ones. None: it trains alone."""
+        return None
+
+    @abstractmethod
+    def session(self, context: Context, observe: Observer) -> Session:
+        """Return a session of the training, from its start or its last checkpoint."""
+
+    @abstractmethod
+    def finish(self, context: Context, session: Session, trained: Trained) -> dict[str, Any]:
+        """Write what the training leaves in its folder, and return its result."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
     """A job with its name and its level in a run."""
@@ -135,14 +158,59 @@ def execute(
     job: Job, context: Context, *, observe: Observer, stopped: Callable[[], bool]
 ) -> dict[str, Any]:
     """Run the job unless it is finished, and return its result. Its parents must be finished."""
+    ((_, outcome),) = execute_together(
+        [job], context, observe=lambda _job, progress: observe(progress), stopped=stopped
+    )
+    if isinstance(outcome, RbdcError):
+        raise outcome
+    return outcome
+
+
+def execute_together(
+    jobs: Sequence[Job],
+    context: Context,
+    *,
+    observe: Callable[[Job, Progress], None],
+    stopped: Callable[[], bool],
+) -> Iterator[tuple[Job, dict[str, Any] | RbdcError]]:
+    """Run a job, or trainings with equal streams; yield each with its result or its error.
+
+    Jobs that are finished already are not run again. The parents of all must be finished.
+    """
     store, world = context.store, context.world
-    result = world.broadcast(lambda: store.result(job))
-    if result is not None:
-        return result
-    world.broadcast(lambda: store.begin(job))
-    result = job.run(context, _logged(observe, store.folder(job)), stopped)
-    world.broadcast(lambda: store.finish(job, result))
-    return result
+    sessions: dict[Session, TrainingJob] = {}
+    with ExitStack() as stack:
+        for job in jobs:
+            result = world.broadcast(partial(store.result, job))
+            if result is not None:
+                yield job, result
+                continue
+            world.broadcast(partial(store.begin, job))
+            try:
+                if isinstance(job, TrainingJob):
+                    observer = _logged(partial(observe, job), store.folder(job))
+                    session = stack.enter_context(job.session(context, observer))
+                    sessions[session] = job
+                    continue
+                assert isinstance(job, QuickJob)
+                result = job.run(context)
+                world.broadcast(partial(store.finish, job, result))
+                yield job, result
+            except RbdcError as error:
+                yield job, error
+        if not sessions:
+            return
+        try:
+            for session, outcome in train_together(list(sessions), stopped):
+                job = sessions.pop(session)
+                if isinstance(outcome, Trained):
+                    result = job.finish(context, session, outcome)
+                    world.broadcast(partial(store.finish, job, result))
+                    yield job, result
+                else:
+                    yield job, outcome
+        except RbdcError as error:  # what concerns all of them, such as a full disk
+            yield from ((job, error) for job in sessions.values())
 
 
 def _logged(observe: Observer, folder: Path) -> Observer:

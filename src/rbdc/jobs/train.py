@@ -1,7 +1,7 @@
 """Train one classifier: from its own initialisation (a leaf) or from one grown of its parents."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from rbdc.coupling import check_slots
 from rbdc.data import DataSet, ImageFormat, ImageSet, check_batch_size, check_image_size
 from rbdc.data.augment import training_transform
 from rbdc.errors import CouplingError, WidthError
-from rbdc.jobs.job import FORMAT, Context, Job
+from rbdc.jobs.job import FORMAT, Context, TrainingJob
 from rbdc.jobs.layout import AVERAGE, MODEL, SAVED_FOR_GROWTH, START
 from rbdc.jobs.measure import faster_jobs, images_per_second
 from rbdc.jobs.method import SavedForGrowth
@@ -18,7 +18,8 @@ from rbdc.metrics import final_scores
 from rbdc.models import ModelSpec, build_empty, export, halves_layout, shapes_of
 from rbdc.plan import CounterName, Scaling, forward_flops, training_flops
 from rbdc.plan.flops import DEFAULT_COUNTER
-from rbdc.settings import Machine, Recipe
+from rbdc.settings import Augmentation, Machine, Recipe
+from rbdc.settings.schema import schemas
 from rbdc.training import Observer, Session, Start, Task, Trained, initial_weights
 from rbdc.training.checkpoint import read_state, write_state
 from rbdc.training.classification import Classification
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainJob(Job):
+class TrainJob(TrainingJob):
     """Train a task's model on the data, and save what the next growth step needs of it."""
 
     task: Task
@@ -152,32 +153,46 @@ class TrainJob(Job):
             max_images_per_device=None if torch_device(machine).type == "cpu" else images,
         )
 
-    def run(
-        self, context: Context, observe: Observer, stopped: Callable[[], bool]
-    ) -> dict[str, Any]:
-        """Train the model, and leave it with what growth needs in the job's folder."""
-        folder, world = context.store.folder(self), context.world
+    @property
+    def stream(self) -> str:
+        """Everything that decides the batches, of training and of evaluation."""
+        recipe, images = self.task.recipe, schemas(Augmentation)
+        content = {
+            "data": self.data.fingerprint,
+            "seed": self.task.data_seed,
+            "image": asdict(self.task.image),
+            "augmentation": {k: v for k, v in recipe.to_json().items() if k in images},
+            "batch": (recipe.batch_size, recipe.grad_accum_steps),
+            "amp": (recipe.amp, recipe.amp_dtype),  # of the evaluation
+        }
+        return json.dumps(content, sort_keys=True)
+
+    def session(self, context: Context, observe: Observer) -> Session:
+        """Return a session of the training, from its start or its last checkpoint."""
         problem = Classification(
             self.task,
             self.data,
             lambda: self._start(context),
             context.machine,
-            world,
+            context.world,
             teacher=self.teacher.model if self.teacher else None,
             blocks=self._blocks(),
         )
         flops_before = sum(parent.total_flops for parent in self.parents)
-        with Session(
+        return Session(
             problem,
-            folder,
+            context.store.folder(self),
             machine=context.machine,
-            world=world,
+            world=context.world,
             flops=(flops_before, self.image_flops),
             observe=observe,
-        ) as session:
-            trained = session.run(stopped)
+        )
+
+    def finish(self, context: Context, session: Session, trained: Trained) -> dict[str, Any]:  # noqa: ARG002
+        """Leave the model with what growth needs in the job's folder."""
         result = self._result(trained)
-        self._save(folder, trained, result, writes=world.is_main)
+        folder = context.store.folder(self)
+        self._save(folder, trained, result, writes=context.world.is_main)
         return result
 
     def _start(self, context: Context) -> Start:
@@ -204,6 +219,7 @@ class TrainJob(Job):
             "last": last,
             "best": trained.best,
             "images": trained.images,
+            "decoded": trained.decoded,
             "training_flops": self.image_flops * trained.images,
             "teacher_flops": self.teacher.forward_flops * trained.images if self.teacher else 0,
             "seconds": trained.seconds,

@@ -152,8 +152,10 @@ class Classification(Problem):
     def image_name(self, index: int) -> str:
         return self.data.train.name(index)
 
-    def evaluate(self, model: nn.Module, autocast: AbstractContextManager[Any]) -> dict[str, float]:
-        return evaluate(model, self.test, self.world, autocast, idle=self.test.idle)
+    def evaluate(
+        self, models: Sequence[nn.Module], autocast: AbstractContextManager[Any]
+    ) -> list[dict[str, float]]:
+        return evaluate(models, self.test, self.world, autocast, idle=self.test.idle)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         """Write the model in timm's layout."""

@@ -1,319 +1,96 @@
-"""The training loop, which starts from new weights or the last checkpoint.
+"""The training loop: give batches to one training, or to several that train on the same ones.
 
-Everything random is a function of the problem's seeds and the step, and everything else is in the
-checkpoint. So a training that is stopped and resumed at any step ends with the same bits.
+Trainings on equal batches share one stream: an image is decoded, augmented and copied to the device
+once for all of them, and so is a test image. Each training has its own weights, random numbers,
+logs and checkpoints, so it ends with the same bits as a training alone.
 """
 
-import json
 import time
-from collections.abc import Callable, Mapping
-from math import isfinite
-from pathlib import Path
-from typing import Any, Self
-
-import torch
-from torch import Tensor
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 
 from rbdc.errors import Interrupted, TrainingError
-from rbdc.metrics import find_metric
-from rbdc.settings import Machine
-from rbdc.training.checkpoint import latest_checkpoint, save_checkpoint
-from rbdc.training.logs import Logs
-from rbdc.training.machine import make_deterministic
-from rbdc.training.problem import Problem
-from rbdc.training.progress import Observer, Progress, Trained
-from rbdc.training.sharding import full_tensor
-from rbdc.training.state import select_prefix
-from rbdc.training.world import World
+from rbdc.training.progress import Trained
+from rbdc.training.session import Session
 
-CHECKPOINTS, BEST = "checkpoints", "best"
-# assumed until the first save: trainings of a few seconds save no checkpoints
-FIRST_SAVE_SECONDS = 0.05
-LOGGED_STEPS, BOARD_STEPS = 1000, 100  # steps in log.jsonl and TensorBoard, evenly spaced
-LOGGED_BLOCKS = 100  # how often a training logs the norms of weight blocks
+Outcome = tuple[Session, Trained | TrainingError]
 
 
-class Session:
-    """One session of a training, which begins at its start or at the last checkpoint."""
+def train(session: Session, stopped: Callable[[], bool] = lambda: False) -> Trained:
+    """Train one model to the end. See `train_together`."""
+    ((_, outcome),) = train_together([session], stopped)
+    if isinstance(outcome, TrainingError):
+        raise outcome
+    return outcome
 
-    def __init__(
-        self,
-        problem: Problem,
-        folder: Path,
-        *,
-        machine: Machine,
-        world: World,
-        flops: tuple[float, float] = (0.0, 0.0),
-        observe: Observer = lambda _progress: None,
-    ) -> None:
-        """Prepare to train `problem` in `folder`, or to continue it there.
 
-        FLOPs are only logged: `flops` are those spent on the parents, and those of one image.
-        """
-        if machine.threads:
-            torch.set_num_threads(machine.threads)
-        if machine.deterministic:
-            make_deterministic()
-        self.problem, self.folder, self.machine = problem, folder, machine
-        self.world, self.observe, self.flops = world, observe, flops
-        self.steps, self.steps_per_epoch = problem.steps, problem.steps_per_epoch
-        saved = self._saved()
-        self.state = problem.state(fresh=not saved)
-        self.history: list[dict[str, Any]] = []
-        self.best: dict[str, Any] = {}
-        self.best_weights: dict[str, Tensor] = {}
-        self.losses: list[float] = []  # losses of this epoch's steps so far
-        self.seconds_before = 0.0
-        # step, image indices, loss on the device
-        self.pending: list[tuple[int, list[Tensor], Tensor]] = []
-        if saved:
-            self._restore(*saved)
-        self.logs = (
-            Logs(
-                folder,
-                step=self.state.step,
-                gflops=int(self._flops() / 1e9),
-                tensorboard=machine.tensorboard,
-            )
-            if world.is_main
-            else None
-        )
-        self.began = self.saved_at = self.reported_at = time.monotonic()
-        self.save_seconds = FIRST_SAVE_SECONDS
-        self.since, self.speed = (self.state.step, self.began), 0.0  # of this epoch; images/s
+def train_together(
+    sessions: Sequence[Session], stopped: Callable[[], bool] = lambda: False
+) -> Iterator[Outcome]:
+    """Train models on one stream of batches; yield each with its result when it is finished.
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if self.logs:
-            self.logs.close()
-        if isinstance(error, torch.OutOfMemoryError):
-            recipe = self.problem.recipe
-            images = recipe.batch_size // self.world.size // recipe.grad_accum_steps
-            raise TrainingError(
-                f"the device has no memory for {self.problem.name} with {images} images at a "
-                f"time: {error}",
-                "Use more micro-batches (--grad-accum-steps), --amp, or more processes.",
-            ) from error
-
-    def run(self, stopped: Callable[[], bool] = lambda: False) -> Trained:
-        """Train to the end.
-
-        When `stopped` returns True, finish the step, save, and raise Interrupted. The best model
-        is written to `folder/best`.
-        """
-        if self.state.step == 0:
-            self._log_blocks()
-        # reading a loss waits for the GPU
-        check_every = 1 if self.state.device.type == "cpu" else 16
-        log_every, board_every = (max(1, self.steps // n) for n in (LOGGED_STEPS, BOARD_STEPS))
-        batches = self.problem.batches(self.state.step, self.steps)
-        for step, micro in enumerate(batches, self.state.step):
-            loss = self.state.update(micro)
-            self.pending.append((step, [batch.indices for batch in micro], loss))
-            if len(self.pending) >= check_every:
-                self._check_losses()
-                self._report()
-            done = step + 1
-            if done % log_every == 0:
-                self._log_step(board=done % board_every == 0)
-            ends = done % self.steps_per_epoch == 0 or done == self.steps
-            if ends:
-                self._end_epoch()
-            if self.world.anyone(stopped()) and done < self.steps:
-                self._save()
-                raise Interrupted(f"stopped after step {done} of {self.steps}")
-            if done < self.steps and self._due(ends):
-                self._save()
-        self.world.settle()
-        self._check_weights()
-        best = self.state.unsharded(self.state.best_model(), self.best_weights)
-        if self.world.is_main:
-            self.problem.export(best, self.folder / BEST)
-        return Trained(
-            state=self.state,
-            history=self.history,
-            best=self.best,
-            images=self.steps * self.problem.recipe.batch_size,
-            seconds=self._seconds(),
-        )
-
-    def _check_weights(self) -> None:
-        """Refuse weights that are not finite. Gradients can overflow while the loss is finite."""
-        self._check_losses()
-        if not self.state.is_finite():
-            raise TrainingError(
-                f"weights are not finite after step {self.state.step - 1}, though the loss was",
-                "The last good checkpoint is kept. Try a lower learning rate, or clip-grad.",
-            )
-
-    def _check_losses(self) -> None:
-        """Read the losses of the last steps. A loss that is not finite ends the training."""
-        if not self.pending:
+    A session that resumed at a later step than another waits until the other has reached it. One
+    whose training fails leaves the group, and its outcome is the error. When `stopped` returns
+    True, all finish their step, save, and Interrupted is raised.
+    """
+    world, running = sessions[0].world, list(sessions)
+    start = min(session.state.step for session in sessions)
+    batches = sessions[0].problem.batches(start, max(session.steps for session in sessions))
+    for step in count(start):
+        if not running:
             return
-        losses = torch.stack([loss for _, _, loss in self.pending]).tolist()
-        for (step, images, _), loss in zip(self.pending, losses, strict=True):
-            if not isfinite(loss):
-                indices = torch.cat(images)
-                names = [self.problem.image_name(int(index)) for index in indices[:4]]
-                raise TrainingError(
-                    f"the loss is {loss} at step {step} (epoch {step // self.steps_per_epoch}), "
-                    f"images {', '.join(names)}, ... ({len(indices)} in the batch: "
-                    f"{', '.join(map(str, indices.tolist()[:16]))}, ...)",
-                    "The last good checkpoint is kept. Try a lower learning rate, clip-grad, or "
-                    "no float16; if one image causes it, remove the image.",
-                )
-            self.losses.append(loss)
-        self.pending.clear()
-
-    def _end_epoch(self) -> None:
-        """Evaluate if the recipe asks for it after this epoch, and log the scores."""
-        self._check_losses()
-        step = self.state.step
-        epoch = -(-step // self.steps_per_epoch)  # an incomplete last epoch counts as one
-        losses, self.losses = self.losses, []
-        if epoch % self.problem.recipe.eval_epochs and step < self.steps:
-            return
-        scores = self._evaluate()
-        row: dict[str, Any] = {
-            "epoch": step / self.steps_per_epoch,
-            "step": step,
-            "train_loss": sum(losses) / len(losses),  # of rank 0's micro-batches
-            "lr": self.state.learning_rate,
-            **scores,
-            "flops": self._flops(),
-            "images_per_second": self._speed(),
-            "seconds": self._seconds(),
-        }
-        self.history.append(row)
-        metric = find_metric(self.problem.primary_metric)
-        value = row.get(f"ema_{metric.name}", row[metric.name])
-        if not self.best or metric.is_better(value, self.best[metric.name]):
-            self.best = {"step": step, "epoch": row["epoch"], metric.name: value}
-            weights = self.state.best_model().state_dict()
-            self.best_weights = {name: tensor.clone() for name, tensor in weights.items()}
-        if self.logs:
-            self.logs.epoch(self.history, ["train_loss", *scores])
-        if epoch % max(1, round(self.problem.epochs) // LOGGED_BLOCKS) == 0 or step == self.steps:
-            self._log_blocks()
-        self.since = (step, time.monotonic())
-        self._report(scores)
-
-    def _evaluate(self) -> dict[str, float]:
-        scores: dict[str, float] = {}
-        for prefix, model in (("", self.state.model), ("ema_", self.state.ema_model)):
-            if model is not None:
-                self.world.broadcast_buffers(model)
-                found = self.problem.evaluate(model, self.state.autocast())
-                scores |= {prefix + name: value for name, value in found.items()}
-        return scores
-
-    def _due(self, epoch_ends: bool) -> bool:
-        """Return whether a checkpoint is due."""
-        elapsed = time.monotonic() - self.saved_at
-        epoch = self.state.step // self.steps_per_epoch
-        return elapsed > 60 * self.machine.checkpoint_minutes or (
-            epoch_ends
-            and epoch % self.machine.checkpoint_epochs == 0
-            and self.save_seconds <= self.machine.checkpoint_share * elapsed
-        )
-
-    def _save(self) -> None:
-        self._check_weights()  # never save weights that are not finite
         began = time.monotonic()
-        if self.logs:
-            self.logs.flush()
-        tensors, facts = self.state.saved()
-        best = {f"best/{name}": full_tensor(tensor) for name, tensor in self.best_weights.items()}
-        if self.world.is_main:
-            facts |= {
-                "task": self.problem.to_json(),
-                "history": self.history,
-                "best": self.best,
-                "losses": self.losses,
-                "seconds": self._seconds(),
-            }
-            checkpoints, keep = self.folder / CHECKPOINTS, self.machine.keep
-            save_checkpoint(checkpoints, self.state.step, tensors | best, facts, keep=keep)
-        self.saved_at = time.monotonic()
-        self.save_seconds = self.saved_at - began
+        micro = next(batches)
+        waited = time.monotonic() - began
+        active = [session for session in running if session.state.step == step]
+        active[0].decoded += sum(batch.decoded for batch in micro)
+        failed: dict[Session, TrainingError] = {}
+        for session in active:
+            session.wait(waited / len(active))
+            try:
+                with session.timed():
+                    session.advance(micro)
+            except TrainingError as error:
+                failed[session] = error
+        failed |= _evaluate([session for session in active if session not in failed])
+        done = [session for session in active if session not in failed and session.finished]
+        running = [session for session in running if session not in (*failed, *done)]
+        interrupted = world.anyone(stopped()) and bool(running)
+        for session in running:
+            if session in active or interrupted:
+                with session.timed():
+                    session.checkpoint(now=interrupted)
+        yield from failed.items()
+        if done and not running:
+            world.settle()
+        for session in done:
+            yield session, session.finish()
+        if interrupted:
+            raise Interrupted(f"stopped after step {step + 1} of {running[0].steps}")
 
-    def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return the last checkpoint, and check that every process reads the same one."""
-        found = latest_checkpoint(self.folder / CHECKPOINTS)
-        step = found[1]["step"] if found else None
-        same = self.world.broadcast(lambda: step) == step
-        assert same, "processes read different checkpoints"
-        return found
 
-    def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        task = json.loads(json.dumps(self.problem.to_json()))  # tuples become lists
-        assert facts["task"] == task, "a checkpoint of another task"
-        self.state.restore(tensors, facts)
-        self.history, self.best = facts["history"], facts["best"]
-        self.best_weights = select_prefix(tensors, "best/")
-        self.losses, self.seconds_before = facts["losses"], facts["seconds"]
-
-    def _report(self, scores: Mapping[str, float] | None = None) -> None:
-        now = time.monotonic()
-        if not self.world.is_main or (scores is None and now - self.reported_at < 0.25):
-            return
-        self.reported_at = now
-        self.observe(
-            Progress(
-                step=self.state.step,
-                steps=self.steps,
-                epoch=(self.state.step - 1) // self.steps_per_epoch,
-                epochs=self.problem.epochs,
-                batch_size=self.problem.recipe.batch_size,
-                loss=self.losses[-1] if self.losses else self.history[-1]["train_loss"],
-                lr=self.state.learning_rate,
-                images_per_second=self._speed(),
-                scores=scores,
-            )
-        )
-
-    def _log_step(self, *, board: bool) -> None:
-        if self.logs:
-            self._check_losses()
-            self.logs.step(
-                {
-                    "step": self.state.step,
-                    "epoch": self.state.step / self.steps_per_epoch,
-                    "loss": self.losses[-1],
-                    "lr": self.state.learning_rate,
-                    "flops": self._flops(),
-                    "images_per_second": self._speed(),
-                    "seconds": self._seconds(),
-                },
-                board=board,
-            )
-
-    def _log_blocks(self) -> None:
-        if not self.problem.has_blocks:
-            return
-        weights = self.state.weights(self.state.model)
-        if self.logs:
-            self.logs.blocks(
-                {
-                    "step": self.state.step,
-                    "epoch": self.state.step / self.steps_per_epoch,
-                    "flops": self._flops(),
-                },
-                self.problem.blocks(weights),
-            )
-
-    def _flops(self) -> float:
-        before, per_image = self.flops
-        return before + per_image * self.state.step * self.problem.recipe.batch_size
-
-    def _speed(self) -> float:
-        step, since = self.since
-        done = (self.state.step - step) * self.problem.recipe.batch_size
-        if done:
-            self.speed = done / max(time.monotonic() - since, 1e-9)
-        return self.speed
-
-    def _seconds(self) -> float:
-        return self.seconds_before + time.monotonic() - self.began
+def _evaluate(sessions: Sequence[Session]) -> dict[Session, TrainingError]:
+    """Evaluate the sessions whose turn it is in one pass over the test images; end the epoch."""
+    failed: dict[Session, TrainingError] = {}
+    for session in sessions:
+        if session.ends_epoch:
+            try:
+                session.check_losses()
+            except TrainingError as error:
+                failed[session] = error
+    chosen = [s for s in sessions if s.evaluates and s not in failed]
+    models = [(s, prefix, model) for s in chosen for prefix, model in s.models().items()]
+    scores: dict[Session, dict[str, float]] = {session: {} for session in chosen}
+    if models:
+        began, first = time.monotonic(), chosen[0]
+        for _, _, model in models:
+            first.world.broadcast_buffers(model)
+        found = first.problem.evaluate([model for _, _, model in models], first.state.autocast())
+        for (session, prefix, _), values in zip(models, found, strict=True):
+            scores[session] |= {prefix + name: value for name, value in values.items()}
+            session.seconds += (time.monotonic() - began) / len(models)
+    for session in sessions:
+        if session.ends_epoch and session not in failed:
+            with session.timed():
+                session.end_epoch(scores.get(session))
+    return failed

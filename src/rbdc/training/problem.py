@@ -40,7 +40,8 @@ class Problem(ABC):
     def batches(self, start: int, stop: int) -> Iterator[Sequence[Any]]:
         """Yield this process's micro-batches of each step from `start` to `stop` (exclusive).
 
-        Each micro-batch has `indices`, the indices of its images.
+        Each micro-batch has `indices`, the indices of its images, and `decoded`, the number of
+        images that this process decoded for it.
         """
 
     @abstractmethod
@@ -48,8 +49,10 @@ class Problem(ABC):
         """Return the name of a training image, for messages."""
 
     @abstractmethod
-    def evaluate(self, model: nn.Module, autocast: AbstractContextManager[Any]) -> dict[str, float]:
-        """Return the scores of the model by name. Collective: every process gets all scores."""
+    def evaluate(
+        self, models: Sequence[nn.Module], autocast: AbstractContextManager[Any]
+    ) -> list[dict[str, float]]:
+        """Return the scores of each model by name. Collective: every process gets all scores."""
 
     @abstractmethod
     def export(self, model: nn.Module, folder: Path) -> None:

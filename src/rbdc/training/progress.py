@@ -34,6 +34,8 @@ class Trained:
     """Step, epoch and primary metric of the best evaluation."""
     images: int
     """Number of training images seen, repeated ones included."""
+    decoded: int
+    """Number of training images decoded for it: none if another training decoded them, too."""
     seconds: float
     """Seconds of training and evaluation, over all sessions."""
 

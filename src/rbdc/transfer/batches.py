@@ -23,6 +23,11 @@ class DetectionBatch:
     indices: Tensor
     """Indices of the images in the data set."""
 
+    @property
+    def decoded(self) -> int:
+        """Images that were decoded for the batch."""
+        return len(self.images)
+
 
 class DetectionBatches:
     """The batches of a data set.

@@ -168,7 +168,12 @@ class Detection(Problem):
     def image_name(self, index: int) -> str:
         return str(self.splits.train.pictures[index].location)
 
-    def evaluate(self, model: nn.Module, autocast: AbstractContextManager[Any]) -> dict[str, float]:
+    def evaluate(
+        self, models: Sequence[nn.Module], autocast: AbstractContextManager[Any]
+    ) -> list[dict[str, float]]:
+        return [self._scores(model, autocast) for model in models]
+
+    def _scores(self, model: nn.Module, autocast: AbstractContextManager[Any]) -> dict[str, float]:
         splits, mine = self.splits, Results()
         with torch.no_grad(), evaluating(model):
             for batch in self.val.once():

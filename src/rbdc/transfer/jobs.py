@@ -1,6 +1,6 @@
 """The job of training a detector on a backbone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import nn
 from rbdc.data import derive_seed
 from rbdc.disk import sha256_of, write_json
 from rbdc.errors import RunError
-from rbdc.jobs.job import FORMAT, Context, Job
+from rbdc.jobs.job import FORMAT, Context, TrainingJob
 from rbdc.jobs.layout import AVERAGE, MODEL, PREDICTIONS, RUN, SCORES, SHEET, WEIGHTS
 from rbdc.models import ModelSpec, build, build_empty, spec_of
 from rbdc.models.folder import weights_in
@@ -89,7 +89,7 @@ def find_backbone(path: str, **how: Any) -> Backbone:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectJob(Job):
+class DetectJob(TrainingJob):
     """Train a detector on a backbone, and score it as COCO does."""
 
     parents = ()
@@ -181,11 +181,8 @@ class DetectJob(Job):
             gradient_bytes=(self.model_bytes,),
         )
 
-    def run(
-        self, context: Context, observe: Observer, stopped: Callable[[], bool]
-    ) -> dict[str, Any]:
-        """Train the detector; leave it with predictions, scores and pictures in its folder."""
-        folder, world = context.store.folder(self), context.world
+    def session(self, context: Context, observe: Observer) -> Session:
+        """Return a session of the detector's training."""
         problem = Detection(
             self.backbone.open(self.seed),
             self.splits,
@@ -194,23 +191,32 @@ class DetectJob(Job):
             identity=self.content(),
             name=f"Mask R-CNN on {self.backbone.spec}",
             machine=context.machine,
-            world=world,
+            world=context.world,
         )
-        flops, machine = (0.0, self.image_flops), context.machine
-        with Session(
-            problem, folder, machine=machine, world=world, flops=flops, observe=observe
-        ) as session:
-            trained = session.run(stopped)
+        return Session(
+            problem,
+            context.store.folder(self),
+            machine=context.machine,
+            world=context.world,
+            flops=(0.0, self.image_flops),
+            observe=observe,
+        )
+
+    def finish(self, context: Context, session: Session, trained: Trained) -> dict[str, Any]:
+        """Leave the detector with predictions, scores and pictures in its folder."""
         result = {
             "kind": "detect",
             "backbone": self.backbone.name,
             "seed": self.seed,
             "best": trained.best,
             "images": trained.images,
+            "decoded": trained.decoded,
             "training_flops": self.image_flops * trained.images,
             "seconds": trained.seconds,
         }
-        return world.broadcast(lambda: result | self._save(problem, trained, folder))
+        problem, folder = session.problem, context.store.folder(self)
+        assert isinstance(problem, Detection)
+        return context.world.broadcast(lambda: result | self._save(problem, trained, folder))
 
     def _save(self, problem: Detection, trained: Trained, folder: Path) -> dict[str, Any]:
         """Write the detector, its predictions with scores and pictures, and the weight report."""

@@ -1,0 +1,112 @@
+"""Several trainings on one stream of batches: each with the bits of a training alone."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rbdc.data import DataSet
+from rbdc.errors import Interrupted, TrainingError
+from rbdc.training import Session, Task, Trained, World, initial_weights, train_together
+from rbdc.training.classification import Classification
+from tests.support import QUICK, folder_data, small_data, small_task
+from tests.training.test_resume import RESNET, RICH, assert_equal, run
+
+SETTINGS: dict[str, Any] = {**RICH, "drop_path": 0.2}
+
+
+def together(
+    tasks: list[Task], data: DataSet, folder: Path, stopped: Callable[[], bool] = lambda: False
+) -> list[Trained | TrainingError]:
+    """Train tasks in one loop; return their outcomes in the order of the tasks."""
+    sessions = []
+    for number, task in enumerate(tasks):
+        place = folder / str(number)
+        place.mkdir(parents=True, exist_ok=True)
+        problem = Classification(task, data, lambda task=task: initial_weights(task), QUICK, World())
+        sessions.append(Session(problem, place, machine=QUICK, world=World()))
+    found = dict(train_together(sessions, stopped))
+    for session in sessions:
+        session.__exit__(None, None, None)
+    return [found[session] for session in sessions]
+
+
+def siblings(data: DataSet, *seeds: int, **settings: Any) -> list[Task]:
+    task = small_task(RESNET, data, **SETTINGS, **settings)
+    return [replace(task, seed=seed) for seed in seeds]
+
+
+def trained(outcome: Trained | TrainingError) -> Trained:
+    assert isinstance(outcome, Trained)
+    return outcome
+
+
+def after(steps: int) -> Callable[[], bool]:
+    left = iter(range(steps - 1, -1, -1))
+    return lambda: next(left) == 0
+
+
+def test_each_ends_as_if_it_were_alone(tmp_path: Path) -> None:
+    data = small_data()
+    tasks = siblings(data, 1, 2, 3)
+    for number, outcome in enumerate(together(tasks, data, tmp_path / "group")):
+        alone = run(tasks[number], data, tmp_path / f"alone{number}")
+        assert_equal(trained(outcome), alone)
+
+
+def test_one_pass_over_the_files_serves_all(tmp_path: Path) -> None:
+    data = folder_data(tmp_path / "data")
+    tasks = siblings(data, 1, 2, epochs=2, scale=(0.3, 1.0), aa="rand-m5-mstd0.5-inc1")
+    outcomes = [trained(outcome) for outcome in together(tasks, data, tmp_path / "group")]
+    assert_equal(outcomes[1], run(tasks[1], data, tmp_path / "alone"))
+    assert outcomes[0].decoded == outcomes[0].images > 0
+    assert outcomes[1].decoded == 0
+
+
+def test_those_that_resume_at_other_steps_wait_for_each_other(tmp_path: Path) -> None:
+    data = small_data()
+    tasks = siblings(data, 1, 2, 3)
+    group = tmp_path / "group"
+    for number, steps in ((0, 4), (1, 7)):  # the third has not begun
+        with pytest.raises(Interrupted):
+            together([tasks[number]], data, tmp_path / "one", after(steps))
+        (tmp_path / "one" / "0").rename(group.mkdir(exist_ok=True) or group / str(number))
+    with pytest.raises(Interrupted):
+        together(tasks, data, group, after(5))
+    newest = [max(p.name for p in (group / str(n) / "checkpoints").iterdir()) for n in range(3)]
+    assert newest == ["step-000000005", "step-000000007", "step-000000005"]
+    for number, outcome in enumerate(together(tasks, data, group)):
+        alone = run(tasks[number], data, tmp_path / f"alone{number}")
+        assert_equal(trained(outcome), alone)
+
+
+def test_one_that_fails_leaves_the_group(tmp_path: Path) -> None:
+    data = small_data()
+    good, bad = siblings(data, 1, 2)
+    bad = replace(bad, recipe=replace(bad.recipe, lr=1e30))
+    failed, outcome = together([bad, good], data, tmp_path / "group")
+    assert isinstance(failed, TrainingError) and "not finite" in str(failed) or "loss is" in str(
+        failed
+    )
+    assert_equal(trained(outcome), run(good, data, tmp_path / "alone"))
+
+
+def test_a_short_one_ends_before_a_long_one(tmp_path: Path) -> None:
+    data = small_data()
+    first, second = siblings(data, 1, 2)
+    short = replace(first, epochs=first.epochs / 2)
+    outcomes = together([short, second], data, tmp_path / "group")
+    assert trained(outcomes[0]).images == trained(outcomes[1]).images / 2
+    for number, task in enumerate((short, second)):
+        assert_equal(trained(outcomes[number]), run(task, data, tmp_path / f"alone{number}"))
+
+
+def test_time_is_divided_among_those_who_share_it(tmp_path: Path) -> None:
+    data = small_data()
+    torch.set_num_threads(1)
+    outcomes = [trained(o) for o in together(siblings(data, 1, 2), data, tmp_path / "group")]
+    low, high = sorted(outcome.seconds for outcome in outcomes)
+    assert 0 < low <= high < 10 * low
