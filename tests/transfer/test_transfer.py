@@ -17,8 +17,7 @@ from rbdc.cli import main
 from rbdc.errors import Interrupted
 from rbdc.jobs.layout import PREDICTIONS, SHEET, WEIGHTS
 from rbdc.settings.detection import DetectionRecipe, read_detection_recipe
-from rbdc.training import Trained, World, join_world
-from rbdc.training import Session, train
+from rbdc.training import Session, Trained, World, join_world, train
 from rbdc.training.world import leave_world
 from rbdc.transfer.batches import DetectionBatches
 from rbdc.transfer.detection import Detection, Splits, groups_of
