@@ -1,7 +1,8 @@
 """Several trainings on one stream of batches: each with the bits of a training alone."""
 
+import shutil
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,27 +14,34 @@ import torch
 from rbdc.data import DataSet
 from rbdc.errors import Interrupted, TrainingError
 from rbdc.training import Session, Task, Trained, World, initial_weights, train_together
+from rbdc.training.checkpoint import common_step
 from rbdc.training.classification import Classification
 from tests.support import QUICK, folder_data, small_data, small_task
-from tests.training.test_resume import RESNET, RICH, assert_equal, run
+from tests.training.test_resume import DEIT, RESNET, RICH, assert_equal, run
 
 SETTINGS: dict[str, Any] = {**RICH, "drop_path": 0.2}
 
 
 def together(
-    tasks: list[Task], data: DataSet, folder: Path, stopped: Callable[[], bool] = lambda: False
+    tasks: list[Task],
+    data: DataSet,
+    folder: Path,
+    stopped: Callable[[], bool] = lambda: False,
+    *,
+    fused: bool = False,
 ) -> list[Trained | TrainingError]:
     """Train tasks in one loop; return their outcomes in the order of the tasks."""
+    places = [folder / str(number) for number in range(len(tasks))]
+    resume_at = common_step([place / "checkpoints" for place in places]) if fused else None
     with ExitStack() as stack:
         sessions = []
-        for number, task in enumerate(tasks):
-            place = folder / str(number)
+        for task, place in zip(tasks, places, strict=True):
             place.mkdir(parents=True, exist_ok=True)
             start = partial(initial_weights, task)
             problem = Classification(task, data, start, QUICK, World())
-            session = Session(problem, place, machine=QUICK, world=World())
+            session = Session(problem, place, machine=QUICK, world=World(), resume_at=resume_at)
             sessions.append(stack.enter_context(session))
-        found = dict(train_together(sessions, stopped))
+        found = dict(train_together(sessions, stopped, fused=fused))
         return [found[session] for session in sessions]
 
 
@@ -112,3 +120,46 @@ def test_time_is_divided_among_those_who_share_it(tmp_path: Path) -> None:
     outcomes = [trained(o) for o in together(siblings(data, 1, 2), data, tmp_path / "group")]
     low, high = sorted(outcome.seconds for outcome in outcomes)
     assert 0 < low <= high < 10 * low
+
+
+@pytest.mark.numeric
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("name", [RESNET, DEIT])
+def test_fused_models_train_as_separate_ones_do(name: str, tmp_path: Path) -> None:
+    data = small_data()
+    task = small_task(name, data, epochs=1, mixup=0.5, model_ema=True, clip_grad=1.0)
+    tasks = [replace(task, seed=seed) for seed in (1, 2, 3)]
+    outcomes = together(tasks, data, tmp_path / "fused", fused=True)
+    for number, outcome in enumerate(outcomes):
+        alone = run(tasks[number], data, tmp_path / f"alone{number}")
+        weights, others = (x.state.model.state_dict() for x in (trained(outcome), alone))
+        for key, weight in weights.items():
+            torch.testing.assert_close(weight, others[key], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", [RESNET, DEIT])
+@pytest.mark.parametrize("damage", ["none", "one checkpoint lost", "killed at the end"])
+def test_fused_models_resume_with_their_own_bits(name: str, damage: str, tmp_path: Path) -> None:
+    data = small_data()
+    task = small_task(name, data, **SETTINGS)
+    tasks = [replace(task, seed=seed) for seed in (1, 2)]
+    straight = together(tasks, data, tmp_path / "straight", fused=True)
+    group = tmp_path / "stopped"
+    stops = (4, 3) if damage != "killed at the end" else (4, 10**9)
+    for steps in stops:
+        with suppress(Interrupted):
+            together(tasks, data, group, after(steps), fused=True)
+    if damage == "one checkpoint lost":
+        shutil.rmtree(max((group / "1" / "checkpoints").iterdir()))
+    for left, right in zip(straight, together(tasks, data, group, fused=True), strict=True):
+        assert_equal(trained(left), trained(right))
+
+
+def test_a_fused_model_that_fails_leaves_the_bits_of_the_others(tmp_path: Path) -> None:
+    data = small_data()
+    good, other = siblings(data, 1, 2)
+    bad = replace(other, recipe=replace(other.recipe, lr=1e30))
+    _, straight = together([other, good], data, tmp_path / "straight", fused=True)
+    failed, outcome = together([bad, good], data, tmp_path / "group", fused=True)
+    assert isinstance(failed, TrainingError)
+    assert_equal(trained(outcome), trained(straight))

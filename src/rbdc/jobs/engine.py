@@ -153,7 +153,7 @@ def groups_of(ready: Sequence[Job], workers: int = 1) -> list[list[Job]]:
     """Divide jobs into groups that run in one process each, for `workers` processes.
 
     Trainings on equal batches are one group, so that each batch is read once; or several, if there
-    are processes that would have nothing to do otherwise.
+    are processes that would have nothing to do otherwise. Fused trainings are never divided.
     """
     streams: dict[str, list[Job]] = {}
     for job in ready:
@@ -162,7 +162,8 @@ def groups_of(ready: Sequence[Job], workers: int = 1) -> list[list[Job]]:
     each = max(1, workers // len(streams)) if streams else 1
     groups = []
     for jobs in streams.values():
-        size = -(-len(jobs) // min(each, len(jobs)))
+        fused = isinstance(jobs[0], TrainingJob) and jobs[0].fused
+        size = len(jobs) if fused else -(-len(jobs) // min(each, len(jobs)))
         groups += [jobs[first : first + size] for first in range(0, len(jobs), size)]
     return groups
 

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rbdc.disk import write_text
-from rbdc.errors import RbdcError
-from rbdc.jobs.layout import PROGRESS
+from rbdc.errors import RbdcError, RunError
+from rbdc.jobs.layout import CHECKPOINTS, PROGRESS
 from rbdc.jobs.store import Store
 from rbdc.plan import Scaling
 from rbdc.settings import Machine
 from rbdc.training import Observer, Progress, Session, Trained, World, train_together
+from rbdc.training.checkpoint import common_step
 
 FORMAT = 3  # of what jobs leave in their folders; another number makes other keys
 PROGRESS_SECONDS = 2.0  # between two writes of progress.json
@@ -135,9 +136,14 @@ class TrainingJob(Job):
         """Name its batches: jobs with equal names train on equal ones. None: it trains alone."""
         return None
 
+    @property
+    def fused(self) -> int:
+        """Number of trainings with equal streams that are one computation; 0: it is on its own."""
+        return 0
+
     @abstractmethod
-    def session(self, context: Context, observe: Observer) -> Session:
-        """Return a session of the training, from its start or its last checkpoint."""
+    def session(self, context: Context, observe: Observer, resume_at: int | None = None) -> Session:
+        """Return a session from the start, the last checkpoint, or that of step `resume_at`."""
 
     @abstractmethod
     def finish(self, context: Context, session: Session, trained: Trained) -> dict[str, Any]:
@@ -179,6 +185,8 @@ def execute_together(
     """
     store, world = context.store, context.world
     sessions: dict[Session, TrainingJob] = {}
+    fused = isinstance(jobs[0], TrainingJob) and jobs[0].fused
+    resume_at = common_step([store.folder(job) / CHECKPOINTS for job in jobs]) if fused else None
     with ExitStack() as stack:
         for job in jobs:
             result = world.broadcast(partial(store.result, job))
@@ -189,7 +197,7 @@ def execute_together(
             try:
                 if isinstance(job, TrainingJob):
                     observer = _logged(partial(observe, job), store.folder(job))
-                    session = stack.enter_context(job.session(context, observer))
+                    session = stack.enter_context(job.session(context, observer, resume_at))
                     sessions[session] = job
                     continue
                 assert isinstance(job, QuickJob)
@@ -200,8 +208,12 @@ def execute_together(
                 yield job, error
         if not sessions:
             return
+        if fused and len(sessions) < fused and not all(s.finished for s in sessions):
+            yield from ((job, _incomplete(job, store)) for job in sessions.values())
+            return
         try:
-            for session, outcome in train_together(list(sessions), stopped):
+            together = train_together(list(sessions), stopped, fused=bool(fused))
+            for session, outcome in together:
                 job = sessions.pop(session)
                 if isinstance(outcome, Trained):
                     result = job.finish(context, session, outcome)
@@ -211,6 +223,13 @@ def execute_together(
                     yield job, outcome
         except RbdcError as error:  # what concerns all of them, such as a full disk
             yield from ((job, error) for job in sessions.values())
+
+
+def _incomplete(job: Job, store: Store) -> RunError:
+    return RunError(
+        f"{store.folder(job)} was trained as one with models that are finished or removed",
+        "Start again in another folder, or train models apart (--fuse off).",
+    )
 
 
 def _logged(observe: Observer, folder: Path) -> Observer:

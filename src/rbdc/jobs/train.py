@@ -44,6 +44,12 @@ class TrainJob(TrainingJob):
     saved_for_growth: SavedForGrowth = ""
     """State saved beside the weights, for the method that widens this model."""
     counter: CounterName = DEFAULT_COUNTER
+    fused_with: tuple[int, ...] = ()
+    """Seeds of all trainings that take their steps as one model, in order; empty: on its own."""
+
+    @property
+    def fused(self) -> int:
+        return len(self.fused_with)
 
     @property
     def model(self) -> ModelSpec:
@@ -56,9 +62,11 @@ class TrainJob(TrainingJob):
         return (self.initial,) if self.initial else ()
 
     def content(self) -> dict[str, Any]:
+        fused = {"fused_with": list(self.fused_with)} if self.fused_with else {}
         return {
             "kind": "train",
             "format": FORMAT,
+            **fused,  # rounds otherwise than a training on its own
             "task": self.task.to_json(),
             "data": self.data.fingerprint,
             "class_names": list(self.data.class_names),
@@ -164,11 +172,11 @@ class TrainJob(TrainingJob):
             "augmentation": {k: v for k, v in recipe.to_json().items() if k in images},
             "batch": (recipe.batch_size, recipe.grad_accum_steps),
             "amp": (recipe.amp, recipe.amp_dtype),  # of the evaluation
+            "fused": self.fused_with,
         }
         return json.dumps(content, sort_keys=True)
 
-    def session(self, context: Context, observe: Observer) -> Session:
-        """Return a session of the training, from its start or its last checkpoint."""
+    def session(self, context: Context, observe: Observer, resume_at: int | None = None) -> Session:
         problem = Classification(
             self.task,
             self.data,
@@ -186,6 +194,7 @@ class TrainJob(TrainingJob):
             world=context.world,
             flops=(flops_before, self.image_flops),
             observe=observe,
+            resume_at=resume_at,
         )
 
     def finish(self, context: Context, session: Session, trained: Trained) -> dict[str, Any]:  # noqa: ARG002

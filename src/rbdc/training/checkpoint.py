@@ -8,7 +8,8 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,41 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, facts
 
 
-def latest_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Return the newest undamaged checkpoint, or None. Warn about damaged ones."""
+def latest_checkpoint(
+    folder: Path, step: int | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Return the newest undamaged checkpoint, up to `step` if given, or None.
+
+    Warn about damaged ones.
+    """
     for path in _by_age(folder):
+        if step is not None and _step(path) > step:
+            continue
         try:
             return read_state(path)
         except CheckpointError as error:
             warnings.warn(f"{error.problem}; the previous checkpoint is used", stacklevel=2)
     return None
+
+
+def common_step(folders: Sequence[Path]) -> int:
+    """Return the newest step at which every folder has an undamaged checkpoint; 0 if there is none.
+
+    Trainings that take their steps together go on from there.
+    """
+    steps: list[set[int]] = []
+    for folder in folders:
+        sound = set()
+        for path in _by_age(folder):
+            with suppress(CheckpointError):
+                read_state(path)
+                sound.add(_step(path))
+        steps.append(sound)
+    return max(set.intersection(*steps), default=0)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _by_age(folder: Path) -> list[Path]:

@@ -2,18 +2,21 @@
 
 Trainings on equal batches share one stream: an image is decoded, augmented and copied to the device
 once for all of them, and so is a test image. Each training has its own weights, random numbers,
-logs and checkpoints, so it ends with the same bits as a training alone.
+logs and checkpoints, so it ends with the same bits as a training alone; unless they are `fused`.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from typing import Any
 
 from rbdc.errors import Interrupted, TrainingError
+from rbdc.training.fused import FusedStates
 from rbdc.training.progress import Trained
 from rbdc.training.session import Session
 
 Outcome = tuple[Session, Trained | TrainingError]
+Failures = dict[Session, TrainingError]
 
 
 def train(session: Session, stopped: Callable[[], bool] = lambda: False) -> Trained:
@@ -25,60 +28,94 @@ def train(session: Session, stopped: Callable[[], bool] = lambda: False) -> Trai
 
 
 def train_together(
-    sessions: Sequence[Session], stopped: Callable[[], bool] = lambda: False
+    sessions: Sequence[Session],
+    stopped: Callable[[], bool] = lambda: False,
+    *,
+    fused: bool = False,
 ) -> Iterator[Outcome]:
     """Train models on one stream of batches; yield each with its result when it is finished.
 
     A session that resumed at a later step than another waits until the other has reached it. One
     whose training fails leaves the group, and its outcome is the error. When `stopped` returns
-    True, all finish their step, save, and Interrupted is raised.
+    True, all finish their step, save, and Interrupted is raised. Those that are `fused` begin at
+    the same step, take their steps as one model, and save at the same steps.
     """
-    world, running = sessions[0].world, list(sessions)
-    start = min(session.state.step for session in sessions)
-    batches = sessions[0].problem.batches(start, max(session.steps for session in sessions))
+    yield from ((session, session.finish()) for session in sessions if session.finished)
+    running = [session for session in sessions if not session.finished]
+    if not running:
+        return
+    world, take_steps = sessions[0].world, _fused_steps(running) if fused else _separate_steps
+    start = min(session.state.step for session in running)
+    batches = running[0].problem.batches(start, max(session.steps for session in running))
     for step in count(start):
-        if not running:
-            return
         began = time.monotonic()
         micro = next(batches)
         waited = time.monotonic() - began
         active = [session for session in running if session.state.step == step]
         active[0].decoded += sum(batch.decoded for batch in micro)
-        failed: dict[Session, TrainingError] = {}
         for session in active:
             session.wait(waited / len(active))
-            try:
-                with session.timed():
-                    session.advance(micro)
-            except TrainingError as error:
-                failed[session] = error
-        failed |= _evaluate([session for session in active if session not in failed])
-        done = [session for session in active if session not in failed and session.finished]
-        running = [session for session in running if session not in (*failed, *done)]
+        failed = take_steps(active, micro)
+        failed |= _end_epoch([session for session in active if session not in failed])
+        trained = [session for session in active if session not in failed]
+        running = [s for s in running if s not in failed and not s.finished]
         interrupted = world.anyone(stopped()) and bool(running)
-        for session in running:
-            if session in active or interrupted:
-                with session.timed():
-                    session.checkpoint(now=interrupted)
+        _save(trained, interrupted=interrupted, fused=fused)
         yield from failed.items()
-        if done and not running:
+        if not running:
             world.settle()
-        for session in done:
-            yield session, session.finish()
+        yield from ((session, session.finish()) for session in trained if session.finished)
         if interrupted:
             raise Interrupted(f"stopped after step {step + 1} of {running[0].steps}")
+        if not running:
+            return
 
 
-def _evaluate(sessions: Sequence[Session]) -> dict[Session, TrainingError]:
-    """Evaluate the sessions whose turn it is in one pass over the test images; end the epoch."""
-    failed: dict[Session, TrainingError] = {}
+def _separate_steps(sessions: Sequence[Session], micro: Sequence[Any]) -> Failures:
+    """Take a step with one model after the other; return those that failed."""
+    failed: Failures = {}
     for session in sessions:
-        if session.ends_epoch:
+        try:
+            with session.timed():
+                session.note(micro, session.state.update(micro))
+        except TrainingError as error:
+            failed[session] = error
+    return failed
+
+
+def _fused_steps(
+    group: Sequence[Session],
+) -> Callable[[Sequence[Session], Sequence[Any]], Failures]:
+    """Return a function that takes a step with all models of the group as one.
+
+    A model that failed stays part of the computation, so that the others keep their bits.
+    """
+    states = FusedStates([session.state for session in group])
+
+    def take_steps(sessions: Sequence[Session], micro: Sequence[Any]) -> Failures:
+        began, failed = time.monotonic(), Failures()
+        losses = dict(zip(group, states.update(micro), strict=True))
+        for session in sessions:
+            session.seconds += (time.monotonic() - began) / len(sessions)
             try:
-                session.check_losses()
+                session.note(micro, losses[session])
             except TrainingError as error:
                 failed[session] = error
-    chosen = [s for s in sessions if s.evaluates and s not in failed]
+        return failed
+
+    return take_steps
+
+
+def _end_epoch(sessions: Sequence[Session]) -> Failures:
+    """Evaluate the sessions whose turn it is in one pass over the test images, and log it."""
+    failed: Failures = {}
+    ending = [session for session in sessions if session.ends_epoch]
+    for session in ending:
+        try:
+            session.check_losses()
+        except TrainingError as error:
+            failed[session] = error
+    chosen = [session for session in ending if session.evaluates and session not in failed]
     models = [(s, prefix, model) for s in chosen for prefix, model in s.models().items()]
     scores: dict[Session, dict[str, float]] = {session: {} for session in chosen}
     if models:
@@ -86,11 +123,27 @@ def _evaluate(sessions: Sequence[Session]) -> dict[Session, TrainingError]:
         for _, _, model in models:
             first.world.broadcast_buffers(model)
         found = first.problem.evaluate([model for _, _, model in models], first.state.autocast())
+        seconds = (time.monotonic() - began) / len(models)
         for (session, prefix, _), values in zip(models, found, strict=True):
             scores[session] |= {prefix + name: value for name, value in values.items()}
-            session.seconds += (time.monotonic() - began) / len(models)
-    for session in sessions:
-        if session.ends_epoch and session not in failed:
+            session.seconds += seconds
+    for session in ending:
+        if session not in failed:
             with session.timed():
                 session.end_epoch(scores.get(session))
     return failed
+
+
+def _save(sessions: Sequence[Session], *, interrupted: bool, fused: bool) -> None:
+    """Save checkpoints that are due. Fused trainings save all at once, the last step too.
+
+    So they have a step in common from which all can go on, and one that was stopped while the
+    others were written down as finished needs them no more.
+    """
+    due = {session: interrupted or session.due for session in sessions if not session.finished}
+    if fused and (any(due.values()) or not due):
+        due = dict.fromkeys(sessions, True)
+    for session, now in due.items():
+        if now:
+            with session.timed():
+                session.save()

@@ -47,10 +47,12 @@ class Session:
         world: World,
         flops: tuple[float, float] = (0.0, 0.0),
         observe: Observer = lambda _progress: None,
+        resume_at: int | None = None,
     ) -> None:
         """Prepare to train `problem` in `folder`, or to continue it there.
 
-        FLOPs are only logged: `flops` are those spent on the parents, and those of one image.
+        FLOPs are only logged: `flops` are those spent on the parents, and those of one image. The
+        session begins at the last checkpoint, or at that of the step `resume_at`.
         """
         if machine.threads:
             torch.set_num_threads(machine.threads)
@@ -59,7 +61,9 @@ class Session:
         self.problem, self.folder, self.machine = problem, folder, machine
         self.world, self.observe, self.flops = world, observe, flops
         self.steps, self.steps_per_epoch = problem.steps, problem.steps_per_epoch
-        saved = self._saved()
+        # those that resume at a common step keep the one before, until all have saved
+        self.keep = machine.keep if resume_at is None else max(2, machine.keep)
+        saved = self._saved(resume_at)
         self.state = problem.state(fresh=not saved)
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
@@ -138,9 +142,8 @@ class Session:
         self.seconds += seconds
         self.waited += seconds
 
-    def advance(self, micro: Sequence[Any]) -> None:
-        """Take a step on this process's micro-batches, and log it."""
-        loss = self.state.update(micro)
+    def note(self, micro: Sequence[Any], loss: Tensor) -> None:
+        """Check and log the step that was just taken."""
         done = self.state.step
         self.pending.append((done - 1, [batch.indices for batch in micro], loss))
         if len(self.pending) >= self.check_every:
@@ -160,9 +163,9 @@ class Session:
         if scores is not None:
             self._log_epoch(losses, scores)
 
-    def checkpoint(self, *, now: bool = False) -> None:
-        """Save if a checkpoint is due, or `now`, and there is anything new to save."""
-        if self.state.step > self.first_step and (now or self._due(self.ends_epoch)):
+    def save(self) -> None:
+        """Save a checkpoint, if there is anything new."""
+        if self.state.step > self.first_step:
             self._save()
 
     def finish(self) -> Trained:
@@ -235,12 +238,13 @@ class Session:
         self.since = (step, self.seconds)
         self._report(scores)
 
-    def _due(self, epoch_ends: bool) -> bool:
-        """Return whether a checkpoint is due."""
+    @property
+    def due(self) -> bool:
+        """Return whether a checkpoint is due after the last step."""
         elapsed = time.monotonic() - self.saved_at
         epoch = self.state.step // self.steps_per_epoch
         return elapsed > 60 * self.machine.checkpoint_minutes or (
-            epoch_ends
+            self.ends_epoch
             and epoch % self.machine.checkpoint_epochs == 0
             and self.save_seconds <= self.machine.checkpoint_share * elapsed
         )
@@ -261,14 +265,15 @@ class Session:
                 "decoded": self.decoded,
                 "seconds": self._seconds(),
             }
-            checkpoints, keep = self.folder / CHECKPOINTS, self.machine.keep
-            save_checkpoint(checkpoints, self.state.step, tensors | best, facts, keep=keep)
+            save_checkpoint(
+                self.folder / CHECKPOINTS, self.state.step, tensors | best, facts, keep=self.keep
+            )
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - began
 
-    def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    def _saved(self, resume_at: int | None) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return the last checkpoint, and check that every process reads the same one."""
-        found = latest_checkpoint(self.folder / CHECKPOINTS)
+        found = latest_checkpoint(self.folder / CHECKPOINTS, resume_at)
         step = found[1]["step"] if found else None
         same = self.world.broadcast(lambda: step) == step
         assert same, "processes read different checkpoints"

@@ -102,11 +102,9 @@ class State:
 
     def update(self, micro: Sequence[Any]) -> Tensor:
         """Take an optimizer step on this process's micro-batches. Return the loss on the device."""
-        recipe = self.recipe
         # dropout and drop path depend on the seed and the step only, so no generator state is saved
         torch.manual_seed(derive_seed(self.seed, "step", self.step, self.world.rank))
-        self.model.train()
-        self.schedule.step(self.step)
+        self.begin_step()
         losses = []
         for number, batch in enumerate(micro):
             last = number == len(micro) - 1
@@ -118,6 +116,16 @@ class State:
                     loss = self.loss(self.forward, batch)
                 self.scaler.scale(loss / len(micro)).backward()
             losses.append(loss.detach())
+        return self.end_step(losses)
+
+    def begin_step(self) -> None:
+        """Set the learning rate of the next step, and the model to training."""
+        self.model.train()
+        self.schedule.step(self.step)
+
+    def end_step(self, losses: Sequence[Tensor]) -> Tensor:
+        """Update the weights from their gradients; return the mean of the micro-batches' losses."""
+        recipe = self.recipe
         if recipe.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
             clipped = model_parameters(self.model, exclude_head=recipe.clip_mode == "agc")

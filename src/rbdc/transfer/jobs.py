@@ -181,8 +181,7 @@ class DetectJob(TrainingJob):
             gradient_bytes=(self.model_bytes,),
         )
 
-    def session(self, context: Context, observe: Observer) -> Session:
-        """Return a session of the detector's training."""
+    def session(self, context: Context, observe: Observer, resume_at: int | None = None) -> Session:
         problem = Detection(
             self.backbone.open(self.seed),
             self.splits,
@@ -200,6 +199,7 @@ class DetectJob(TrainingJob):
             world=context.world,
             flops=(0.0, self.image_flops),
             observe=observe,
+            resume_at=resume_at,
         )
 
     def finish(self, context: Context, session: Session, trained: Trained) -> dict[str, Any]:
