@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from rbdc.data import DataSet
+from rbdc.data import DataSet, TrainingBatches
 from rbdc.errors import Interrupted, TrainingError
 from rbdc.training import Session, Task, Trained, World, initial_weights, train_together
 from rbdc.training.checkpoint import common_step
-from rbdc.training.classification import Classification
+from rbdc.training.classification import Classification, classifier_state
+from rbdc.training.fused import FusedStates
+from rbdc.training.state import State
 from tests.support import QUICK, folder_data, small_data, small_task
 from tests.training.test_resume import DEIT, RESNET, RICH, assert_equal, run
 
@@ -125,16 +127,38 @@ def test_time_is_divided_among_those_who_share_it(tmp_path: Path) -> None:
 @pytest.mark.numeric
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("name", [RESNET, DEIT])
-def test_fused_models_train_as_separate_ones_do(name: str, tmp_path: Path) -> None:
+def test_fused_models_train_as_separate_ones_do(name: str) -> None:
     data = small_data()
-    task = small_task(name, data, epochs=1, mixup=0.5, model_ema=True, clip_grad=1.0)
+    task = small_task(name, data, mixup=0.5, model_ema=True, clip_grad=1.0, grad_accum_steps=2)
     tasks = [replace(task, seed=seed) for seed in (1, 2, 3)]
-    outcomes = together(tasks, data, tmp_path / "fused", fused=True)
-    for number, outcome in enumerate(outcomes):
-        alone = run(tasks[number], data, tmp_path / f"alone{number}")
-        weights, others = (x.state.model.state_dict() for x in (trained(outcome), alone))
-        for key, weight in weights.items():
-            torch.testing.assert_close(weight, others[key], rtol=1e-6, atol=1e-8)
+    batches = TrainingBatches(
+        data, task.recipe, task.image, seed=1, batch_size=8, micro_batches=(2, (0, 1))
+    )
+
+    def states() -> list[State]:
+        return [
+            classifier_state(
+                task,
+                initial_weights(task),
+                batches.steps_per_epoch,
+                device=torch.device("cpu"),
+                machine=QUICK,
+                world=World(),
+            )
+            for task in tasks
+        ]
+
+    separate, together = states(), states()
+    fused = FusedStates(together)
+    for micro in batches.from_step(0, 4):
+        double = [replace(batch, images=batch.images.double()) for batch in micro]
+        losses = [state.update(double) for state in separate]
+        torch.testing.assert_close(fused.update(double), losses)
+    for left, right in zip(separate, together, strict=True):
+        (tensors, facts), (others, other_facts) = left.saved(), right.saved()
+        assert facts == other_facts
+        for key, tensor in tensors.items():
+            torch.testing.assert_close(others[key], tensor, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", [RESNET, DEIT])
