@@ -5,15 +5,9 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rbdc.commands.common import add_run, add_weight_files, joined
 from rbdc.commands.console import make_console
-from rbdc.commands.options import (
-    MODEL_KWARGS,
-    Parser,
-    add_machine,
-    given_settings,
-    keyword_arguments,
-)
-from rbdc.commands.where import joined
+from rbdc.commands.options import Parser, given_settings
 from rbdc.errors import RbdcError
 from rbdc.settings import DetectionRecipe, read_detection_recipe
 
@@ -44,24 +38,13 @@ def transfer_parser() -> Parser:
         help="paper, small, or a YAML file; options override it")  # fmt: skip
     add("--seeds", type=int, default=1, help="trainings per backbone")
     add("--seed", type=int, default=0, help="first seed")
-    add(
-        "--model", brief=False, metavar="NAME", help="timm name of the architecture of weight files"
-    )
-    add("--model-kwargs", nargs="*", default=[], metavar="K=V", brief=False, help=MODEL_KWARGS)
-    add("--no-ema", action="store_true", brief=False,
-        help="use the raw weights, not the EMA weights, of a checkpoint that has both")  # fmt: skip
-    add("--output", type=Path, metavar="DIR",
-        help="folder of the run (default runs/transfer-RECIPE)")  # fmt: skip
-    add("--jobs", type=int, help="detectors trained at the same time (default 1)")
     add("--by-class", action="store_true", help="also print the average precision of each class")
-    add("--dry-run", action="store_true", help="check everything and print the cost, then stop")
     add("--json", action="store_true", help="print the result as JSON")
-    parser.add_settings("How to train (recipe)", DetectionRecipe, brief=BRIEF_DETECTION)
-    add_machine(parser)
+    brief = ("epochs", "batch_size", "lr", "min_size", "max_size", "warmup_steps", "amp")
+    parser.add_settings("How to train (recipe)", DetectionRecipe, brief=brief)
+    add_weight_files(parser, brief=False)
+    add_run(parser, "transfer-RECIPE")
     return parser
-
-
-BRIEF_DETECTION = ("epochs", "batch_size", "lr", "min_size", "max_size", "warmup_steps", "amp")
 
 
 def transfer_command(options: Namespace) -> None:
@@ -109,7 +92,7 @@ def _prepare(options: Namespace) -> "Transfer":
         )
     how = {
         "model": options.model,
-        "arguments": keyword_arguments(options.model_kwargs) or None,
+        "arguments": options.model_kwargs or None,
         "use_ema": not options.no_ema,
     }
     return prepare_transfer(
