@@ -53,11 +53,7 @@ def add_run(parser: Parser, output: str) -> None:
     """Add where files go, and where jobs run: `joined` reads it."""
     add = parser.add
     add("--output", type=Path, metavar="DIR", help=f"folder of the run (default runs/{output})")
-    add(
-        "--jobs",
-        type=int,
-        help="models to train at once (default 1; classifiers on a CPU: measured)",
-    )
+    add("--jobs", type=int, help="models trained at once (default 1; classifiers on CPU: measured)")
     add("--dry-run", action="store_true", help="check everything and print the cost, then stop")
     parser.add_settings("Machine", Machine, brief=("device", "workers"))
     parser.add_settings("Cluster", Cluster, brief=("engine",))

@@ -37,18 +37,14 @@ def couple_command(options: Namespace) -> None:
     from rbdc.models import couple_folders
     from rbdc.report.run import how_to_load
 
+    names = ("model", "off_diagonal", "seed", "force", "allow_identical", "allow_inexact")
     record = couple_folders(
         options.first,
         options.second,
         options.output,
-        model=options.model,
         arguments=options.model_kwargs,
-        off_diagonal=options.off_diagonal,
-        seed=options.seed,
-        force=options.force,
-        allow_identical=options.allow_identical,
-        allow_inexact=options.allow_inexact,
         use_ema=not options.no_ema,
+        **{name: getattr(options, name) for name in names},
     )
     if options.json:
         print(json.dumps(record, indent=2))

@@ -111,16 +111,15 @@ def split_settings(
     is given, it replaces the file's, in whatever way the file gives it.
     """
     given = given or {}
-    base = dict(file)
-    if "model" in given:
-        base.pop("model_kwargs", None)
+    replaced = {"model_kwargs"} if "model" in given else set()
     if any(name in given for name in SPEND):
-        base = {name: value for name, value in base.items() if name not in SPEND}
+        replaced |= {*SPEND}
+    base = {name: value for name, value in file.items() if name not in replaced}
     merged = {**base, **given}
     of_request, of_recipe = schemas(Request), schemas(Recipe)
     for name in merged:
-        if name not in of_request and name not in of_recipe:
+        if name not in {**of_request, **of_recipe}:
             raise unknown_setting(name, [*of_request, *of_recipe])
-    request = {name: value for name, value in merged.items() if name in of_request}
-    recipe = {name: value for name, value in merged.items() if name in of_recipe}
+    request = {name: merged[name] for name in of_request if name in merged}
+    recipe = {name: merged[name] for name in of_recipe if name in merged}
     return Request(**request), Recipe(**recipe)
