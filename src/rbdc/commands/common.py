@@ -33,9 +33,11 @@ def add_training(parser: Parser, *, without: Collection[str] = ()) -> None:
     """Add all settings that are not in `without`, and the recipe: `chosen_settings` reads them."""
     text = "shipped recipe or YAML file (default: the model family's, or demo)"
     parser.add("--recipe", metavar="NAME", help=text)
-    parser.add_settings("What to train", Request, brief=BRIEF_REQUEST, without=without)
-    images, names = list(schemas(Augmentation)), "(recipe, timm's names)"
-    parser.add_settings(f"How to train {names}", Recipe, brief=BRIEF_RECIPE, without=images)
+    request = set(schemas(Request)) - set(without)
+    parser.add_settings("What to train", Request, brief=BRIEF_REQUEST, only=request)
+    images, names = set(schemas(Augmentation)), "(recipe, timm's names)"
+    other = set(schemas(Recipe)) - images
+    parser.add_settings(f"How to train {names}", Recipe, brief=BRIEF_RECIPE, only=other)
     parser.add_settings(f"Augmentation {names}", Recipe, only=images)
 
 

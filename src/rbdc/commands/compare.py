@@ -82,22 +82,18 @@ def show_comparison(
     from rbdc.report.live import LiveRun
     from rbdc.runs.run import check
 
-    setting, run = comparison.setting, comparison.run()
+    setting, planned, run = comparison.setting, comparison.planned, comparison.run()
     if not options.dry_run:
         check(run, output, where)
     console = make_console(quiet=not where.world.is_main or options.json)
-    costs = cost_lines(
-        len(comparison.planned),
-        len(run.nodes),
-        *flops_of(comparison.planned),
-        setting.baseline_flops,
-    )
-    about = (
-        f"{setting.model} on {setting.data.name}, {setting.baseline_epochs:g} epochs of standard "
-        f"training; seeds {comparison.spec.seeds}"
-    )
     console.print(plan_lines(comparison.planned_rows()))
-    console.print("\n".join([about, *costs, f"output {output}\n"]), highlight=False)
+    lines = [
+        f"{setting.model} on {setting.data.name}, {setting.baseline_epochs:g} epochs of standard "
+        f"training; seeds {comparison.spec.seeds}",
+        *cost_lines(len(planned), len(run.nodes), *flops_of(planned), setting.baseline_flops),
+        f"output {output}\n",
+    ]
+    console.print("\n".join(lines), highlight=False)
     if options.dry_run:
         return
     try:

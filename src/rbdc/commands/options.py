@@ -45,18 +45,12 @@ class Parser(argparse.ArgumentParser):
             self.brief.add(action.dest)
 
     def add_settings(
-        self,
-        title: str,
-        settings: type,
-        *,
-        brief: Collection[str] = (),
-        only: Collection[str] | None = None,
-        without: Collection[str] = (),
+        self, title: str, settings: type, *, brief: Collection[str] = (), only: Collection[str] = ()
     ) -> None:
         """Add an option for each field, or each of `only`; the short help shows `brief`."""
         group, hints = self.add_argument_group(title), get_type_hints(settings, include_extras=True)
         for name, schema in schemas(settings).items():
-            if name not in without and (only is None or name in only):
+            if not only or name in only:
                 text = " ".join(schema["description"].split()).replace("%", "%%")
                 switch = {"action": BooleanOptionalAction} if hints[name] is bool else {}
                 self.add(f"--{name.replace('_', '-')}", type=hints[name], group=group,

@@ -41,21 +41,17 @@ def reproduce_command(options: Namespace) -> None:
     from rbdc.experiments.reproduce import imagenet_outline, prepare_case, read_experiment
 
     experiment = read_experiment(options.experiment, options.scale)
-    given = dict(options.set)
-    given |= {"data": options.data} if options.data else {}
-    outline = None
-    if options.scale == "paper" and not options.data:
-        if not options.dry_run:
-            raise RbdcError(
-                "the paper's experiments need ImageNet", "Give its folder with --data PATH."
-            )
-        outline = imagenet_outline()
+    given = {**options.set, **({"data": options.data} if options.data else {})}
+    absent = options.scale == "paper" and not options.data
+    if absent and not options.dry_run:
+        raise RbdcError(
+            "the paper's experiments need ImageNet", "Give its folder with --data PATH."
+        )
+    data = imagenet_outline() if absent else None
     output = options.output or Path("runs") / f"{options.experiment}-{options.scale}"
     with joined(options) as where:
         cases = {
-            case.name: prepare_case(
-                case, given, seeds=options.seeds, world=where.world, data=outline
-            )
+            case.name: prepare_case(case, given, seeds=options.seeds, world=where.world, data=data)
             for case in experiment.cases
         }
         speaks = where.world.is_main and not options.json

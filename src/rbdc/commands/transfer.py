@@ -78,10 +78,9 @@ def _prepare(options: Namespace) -> "Transfer":
     from rbdc.transfer.prepare import open_splits, prepare_transfer
 
     if bool(options.backbone) == bool(options.compare):
+        problem = "--backbone and --compare are both given"
         raise RbdcError(
-            "--backbone and --compare are both given"
-            if options.compare
-            else "no backbone is named",
+            problem if options.compare else "no backbone is named",
             "Give --backbone DIR for one, or --compare A B ... for several.",
         )
     places = options.compare or [options.backbone]

@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Annotated, Any, Literal
-
-from pydantic import BeforeValidator
+from typing import Any, Literal
 
 from rbdc.errors import RecipeError
 from rbdc.settings.recipe import Recipe
@@ -18,11 +16,6 @@ from rbdc.settings.schema import (
     settings,
     unknown_setting,
 )
-
-
-def _names(value: Any) -> Any:
-    """Split `restart,carry`."""
-    return value.split(",") if isinstance(value, str) else value
 
 
 @settings
@@ -76,9 +69,7 @@ class Request(Settings):
     # rounds (growth/rbdc.py): its protocols must cost exactly the same FLOPs.
     seed: int = 0
     """seed of everything random in the run"""
-    transition: Annotated[Several[Literal["restart", "carry"]], BeforeValidator(_names)] = (
-        "carry",
-    )
+    transition: Several[Literal["restart", "carry"]] = ("carry",)
     """carry the optimizer's state over at a coupling, or restart as the paper does; or one name per
     level, leaves first"""
     carry_warmup_epochs: Epochs = 1.0

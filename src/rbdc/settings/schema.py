@@ -5,7 +5,7 @@ told, what `--help` prints and what the reference lists all come from the class'
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from typing import Annotated, Any, TypeAlias, TypeVar, cast, dataclass_transform, get_origin
 
@@ -24,8 +24,17 @@ Amount = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
-Pair = Annotated[tuple[T, T], Strict(False)]  # a list, as YAML has, becomes a tuple
-Several = Annotated[tuple[T, ...], Strict(False)]
+
+
+def _split(value: Any) -> Any:
+    """Split lists that are text: `restart,carry`, or `[0.08, 1.0]`."""
+    if not isinstance(value, str):
+        return value
+    return [text.strip() for text in value.strip("[]").split(",")]
+
+
+Pair = Annotated[tuple[T, T], Strict(False), BeforeValidator(_split)]  # YAML's lists become tuples
+Several = Annotated[tuple[T, ...], Strict(False), BeforeValidator(_split)]
 
 
 def _length(unit: Unit) -> BeforeValidator:
@@ -107,16 +116,14 @@ def read_words(hint: Any, option: str, words: str | list[str]) -> Any:
 
     Numbers are read from text here, and only here: in recipe files they are numbers already.
     """
-    schema, texts = schema_of(hint), words
-    if isinstance(words, list) and get_origin(hint) is not list:
-        # 0.08 1.0, or 0.08,1.0, or [0.08, 1.0]; words in a plain list, such as paths, stay whole
-        texts = [text.strip() for text in ",".join(words).strip("[]").split(",")]
-    if texts in ("null", ["null"]) and nullable(schema):
+    schema, whole = schema_of(hint), get_origin(hint) is list  # paths are not split at commas
+    text = words if isinstance(words, str) or whole else ",".join(words)
+    if text == "null" and nullable(schema):
         return None
     try:
-        return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(texts)
+        return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(text)
     except ValidationError as error:
-        said = texts if isinstance(texts, str) else " ".join(texts)
+        said = words if isinstance(words, str) else " ".join(words)
         raise _refusal(error, option, f"got {said}", schema, nothing="null") from None
 
 
@@ -164,21 +171,22 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _parts(schema: Json) -> list[Json]:
-    """Return the schemas inside of one: alternatives, and the members of a list."""
+def _walk(schema: Json) -> Iterator[Json]:
+    """Yield a schema and those inside of it: alternatives, and the members of a list."""
+    yield schema
     inner = [*schema.get("anyOf", ()), *schema.get("prefixItems", ())]
-    return [*inner, schema["items"]] if "items" in schema else inner
+    for part in [*inner, schema["items"]] if "items" in schema else inner:
+        yield from _walk(part)
 
 
 def nullable(schema: Json) -> bool:
     """Return whether the setting may be null."""
-    return any(part.get("type") == "null" for part in schema.get("anyOf", ()))
+    return any(part.get("type") == "null" for part in _walk(schema))
 
 
 def choices(schema: Json) -> list[str]:
     """Return the names that the setting, or a member of its list, may have."""
-    inner = [choice for part in _parts(schema) for choice in choices(part)]
-    return [*map(str, schema.get("enum", ())), *inner]
+    return [str(choice) for part in _walk(schema) for choice in part.get("enum", ())]
 
 
 def kind(schema: Json, *, nothing: str = "nothing") -> str:
@@ -189,7 +197,8 @@ def kind(schema: Json, *, nothing: str = "nothing") -> str:
         return "one of " + ", ".join(map(str, schema["enum"]))
     if schema.get("type") == "array":
         length = f"{schema['maxItems']} of " if "maxItems" in schema else ""
-        return f"a list: {length}{kind(_parts(schema)[0])}"
+        (member, *_) = schema.get("prefixItems", [schema.get("items")])
+        return f"a list: {length}{kind(member)}"
     if schema.get("type") == "null":
         return nothing
     return _KINDS.get(schema.get("type", ""), "a length such as '500 steps' or '10%'")
@@ -197,5 +206,8 @@ def kind(schema: Json, *, nothing: str = "nothing") -> str:
 
 def limits(schema: Json) -> str:
     """Return the range of a setting, or of its list's members, in words."""
-    said = [f"{word} {schema[key]:g}" for key, word in _LIMITS.items() if key in schema]
-    return " and ".join(said) or next(filter(None, map(limits, _parts(schema))), "")
+    said = (
+        " and ".join(f"{word} {part[key]:g}" for key, word in _LIMITS.items() if key in part)
+        for part in _walk(schema)
+    )
+    return next(filter(None, said), "")
