@@ -22,10 +22,8 @@ from rbdc.coupling.layout import heads_of
 from rbdc.errors import PlanError
 from rbdc.growth.protocol import MEMBER_EPOCHS, WIDE_EPOCHS, Protocol, Setting, Trial
 from rbdc.jobs.grow import GrowJob
-from rbdc.jobs.job import Node
 from rbdc.jobs.method import NOT_IN_KEY, Grown, GrowthContext, Method, Parent, SavedForGrowth
-from rbdc.jobs.train import TrainJob
-from rbdc.models import ModelSpec, build_empty, check_steps, halves_layout, spec_of
+from rbdc.models import ModelSpec, build_empty, halves_layout, spec_of
 from rbdc.models.build import PARAMETRIZATIONS
 from rbdc.settings import Recipe
 from rbdc.training.task import Parametrization
@@ -58,44 +56,29 @@ class MixtureGrowth(Protocol, Method):
             )
         return cls(ratio=bool(words))
 
-    def check(self, setting: Setting) -> None:
-        """Refuse a model that has no half width."""
-        check_steps(setting.model, 1)
-
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
         """Return the members' trainings, the growth and the wide model's training."""
         shares = (1.0, 1.0, setting.ratio) if self.ratio else (*MEMBER_EPOCHS, WIDE_EPOCHS)
         narrow, wide = setting.forward_flops(0.5), setting.forward_flops()
         cost = narrow * (shares[0] + shares[1]) + wide * shares[2]
         epochs = [share * budget * setting.baseline_cost / cost for share in shares]
-        members = self._members(setting, seed, epochs)
-        grown = GrowJob(model=setting.model, parents=members, method=self)
-        recipe = setting.recipe if self.ratio else published_recipe(setting.recipe)
-        target = setting.training("target", seed, epochs[2], recipe=recipe, initial=grown)
-        return Trial(
-            nodes=(
-                *(Node(name=f"1.{i}", level=1, job=member) for i, member in enumerate(members)),
-                Node(name=f"{self.name} target", level=0, job=grown),
-                Node(name="target", level=0, job=target),
-            )
-        )
-
-    def _members(
-        self, setting: Setting, seed: int, epochs: Sequence[float]
-    ) -> tuple[TrainJob, ...]:
-        """Return the members' trainings; a shorter second one truncates the first's schedule."""
-        return tuple(
-            setting.training(
+        members = {
+            f"1.{index}": setting.training(
                 f"1.{index}",
                 seed,
-                epochs[index],
+                own,
                 model=setting.narrow,
-                schedule_epochs=epochs[0] if epochs[index] < epochs[0] else None,
+                # a shorter second member truncates the first's schedule
+                schedule_epochs=epochs[0] if own < epochs[0] else None,
                 parametrization=Templates(count=self.templates),
                 saved_for_growth=self.saved_for_growth,
             )
-            for index in (0, 1)
-        )
+            for index, own in enumerate(epochs[:2])
+        }
+        grown = GrowJob(model=setting.model, parents=tuple(members.values()), method=self)
+        recipe = setting.recipe if self.ratio else published_recipe(setting.recipe)
+        target = setting.training("target", seed, epochs[2], recipe=recipe, initial=grown)
+        return Trial.of({**members, f"{self.name} target": grown, "target": target})
 
     def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:  # noqa: ARG002
         """Couple the members, then fill the off-diagonal blocks of layers that have templates."""

@@ -6,7 +6,7 @@ models are among them: every protocol pays for its parents.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from rbdc.data import DataSet, ImageFormat, derive_seed
 from rbdc.errors import PlanError
 from rbdc.jobs.grow import GrowJob
-from rbdc.jobs.job import Node
+from rbdc.jobs.job import Job, Node
 from rbdc.jobs.method import NOT_IN_KEY, Method, SavedForGrowth
 from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, check_steps
@@ -143,6 +143,12 @@ class Trial:
     plan: Plan | None = None
     """The stages, where the protocol has planned them."""
 
+    @classmethod
+    def of(cls, jobs: Mapping[str, Job]) -> Self:
+        """Return the trial of jobs by name; those of narrow models are named 1.0, 1.1."""
+        levels = {name: int(name.startswith("1.")) for name in jobs}
+        return cls(nodes=tuple(Node(name=k, level=levels[k], job=job) for k, job in jobs.items()))
+
     @property
     def target(self) -> Node:
         """The node of the model that is judged."""
@@ -158,6 +164,8 @@ class Protocol(ABC):
     """What the protocol does, in one line."""
     words: ClassVar[str] = ""
     """What may follow the name after colons, in one line; empty for no options."""
+    halvings: ClassVar[int] = 1
+    """How many times the width of the model must be halved."""
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Self:
@@ -168,8 +176,9 @@ class Protocol(ABC):
             )
         return cls()
 
-    def check(self, setting: Setting) -> None:  # noqa: B027 - some protocols fit every model
+    def check(self, setting: Setting) -> None:
         """Refuse a model that the protocol does not fit, with the reason."""
+        check_steps(setting.model, self.halvings)
 
     @abstractmethod
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
@@ -208,7 +217,7 @@ class OneParent(Protocol, Method):
 
     def check(self, setting: Setting) -> None:
         """Refuse a model that has no half width or that the method cannot widen."""
-        check_steps(setting.model, 1)
+        super().check(setting)
         self.check_model(setting.model)
 
     def check_model(self, wide: ModelSpec) -> None:
@@ -233,10 +242,4 @@ class OneParent(Protocol, Method):
             images=steps * setting.recipe.batch_size,
         )
         target = setting.training("target", seed, wide_epochs, initial=grown)
-        return Trial(
-            nodes=(
-                Node(name="1.0", level=1, job=parent),
-                Node(name=f"{self.name} target", level=0, job=grown),
-                Node(name="target", level=0, job=target),
-            )
-        )
+        return Trial.of({"1.0": parent, f"{self.name} target": grown, "target": target})

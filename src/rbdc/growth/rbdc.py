@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from rbdc.coupling import Layout, OffDiagonal, couple, couple_moments, layout_of, verify_coupling
+from rbdc.coupling import Layout, OffDiagonal, couple_moments, layout_of
 from rbdc.data import derive_seed
-from rbdc.errors import CouplingError, PlanError, RecipeError
+from rbdc.errors import PlanError, RecipeError
 from rbdc.growth.protocol import Protocol, Setting, TransitionName, Trial
 from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.job import Node
 from rbdc.jobs.method import Grown, GrowthContext, Method, Parent, SavedForGrowth, State
 from rbdc.jobs.train import TrainJob
-from rbdc.models import ModelSpec, build, build_empty, check_steps
-from rbdc.models.coupled import noise_image
+from rbdc.models import ModelSpec, check_steps
+from rbdc.models.coupled import couple_verified
 from rbdc.plan import Plan, make_plan
 from rbdc.settings import Extent
 
@@ -47,27 +47,13 @@ class Coupling(Method):
     def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
         """Couple the parents, and prove that the wide model is their mean."""
         first, second = (parent.model for parent in parents)
-        into = build(wide) if self.off_diagonal == "random" else build_empty(wide)
-        model = couple(
-            first,
-            second,
-            into=into,
-            off_diagonal=self.off_diagonal,
-            seed=context.seed,
-            allow_inexact=self.allow_inexact,
-        )
-        proof = verify_coupling(first, second, model, noise_image(model))
-        if not (proof.holds or self.allow_inexact or self.off_diagonal == "random"):
-            raise CouplingError(
-                f"the coupled {wide} is {proof.error:.1e} off the mean of its parents",
-                "Its layers cannot be kept apart by width; allow an inexact coupling to go on.",
-            )
+        options = {"seed": context.seed, "allow_inexact": self.allow_inexact}
+        model, record = couple_verified(first, second, wide, self.off_diagonal, **options)
         optimizer = None
         if self.carries:
             left, right = (parent.saved_for_growth for parent in parents)
             assert left and right, "parents of a carrying coupling save their optimizer state"
             optimizer = carried_optimizer(left, right, layout_of(first, model))
-        record = {"proof_error": proof.error, "norm_drift": proof.drift, "exact": proof.holds}
         return Grown(model=model, optimizer=optimizer, record=record)
 
 
@@ -107,16 +93,20 @@ class Rbdc(Protocol):
         """Read the options after the name, such as 2:carry."""
         options: dict[str, Any] = {}
         for word in words:
-            if word in ("restart", "carry"):
-                options["transition"] = (word,)
-            elif word == "random":
-                options["off_diagonal"] = "random"
-            elif word.startswith("r="):
-                options["ratio"] = _number(cls, word, word.removeprefix("r="))
-            elif word.startswith("lr="):
-                options["narrow_lr"] = _number(cls, word, word.removeprefix("lr="))
-            else:
-                options["steps"] = int(_number(cls, word, word if word.isdigit() else ""))
+            name, _, number = word.partition("=")
+            try:
+                if word in ("restart", "carry"):
+                    options["transition"] = (word,)
+                elif word == "random":
+                    options["off_diagonal"] = word
+                elif word.isdigit():
+                    options["steps"] = int(word)
+                else:
+                    options[{"r": "ratio", "lr": "narrow_lr"}[name]] = float(number)
+            except (KeyError, ValueError):
+                raise PlanError(
+                    f"{cls.name} got {word!r}, expected {cls.words}", "For example rbdc:2:carry."
+                ) from None
         return cls(**options)
 
     def check(self, setting: Setting) -> None:
@@ -213,12 +203,3 @@ class Rbdc(Protocol):
             warmup = extent.shorter(warmup, setting.carry_warmup_epochs)
         own = replace(recipe, lr=rate) if rate != recipe.learning_rate else recipe
         return {"recipe": own, "warmup_epochs": warmup}
-
-
-def _number(cls: type[Rbdc], word: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise PlanError(
-            f"{cls.name} got {word!r}, expected {cls.words}", "For example rbdc:2:carry."
-        ) from None
