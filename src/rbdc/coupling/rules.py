@@ -21,9 +21,8 @@ def couple_tensor(
 ) -> Tensor:
     """Return the wide tensor built from two narrow ones. The inputs are not changed."""
     if axes.packed:  # Eq. 3: couple q, k and v separately, then pack them again
-        sizes = axes.packed
-        background = off_diagonal.split([2 * n for n in sizes]) if off_diagonal is not None else ()
-        parts = zip_longest(first.split(sizes), second.split(sizes), background)
+        background = axes.unpack(off_diagonal, 2) if off_diagonal is not None else ()
+        parts = zip_longest(axes.unpack(first), axes.unpack(second), background)
         return torch.cat([couple_tensor(a, b, replace(axes, packed=()), c) for a, b, c in parts])
     match axes.scaled:
         case () if first.is_floating_point():  # Eq. 6, bias of a head

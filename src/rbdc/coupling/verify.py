@@ -66,13 +66,11 @@ def verify_coupling(
             stack.enter_context(hook)
         split = _outputs(wide, x)
     expected = [_expected(*three) for three in zip(left, right, joint, strict=True)]
+    eps = max(torch.finfo(next(m.parameters()).dtype).eps for m in (first, second, wide))
     return CouplingProof(
         error=_distance(split, expected, expected),
         drift=_distance(joint, split, expected),
-        tolerance=max(
-            TOLERANCE * max(1.0, eps / torch.finfo(torch.float32).eps)
-            for eps in (torch.finfo(next(m.parameters()).dtype).eps for m in (first, second, wide))
-        ),
+        tolerance=TOLERANCE * max(1.0, eps / torch.finfo(torch.float32).eps),
     )
 
 

@@ -34,9 +34,8 @@ same side of a ReLU's kink for every image, and the split has no effect and no g
 class Firefly(OneParent):
     """Split units and add new ones between the layers of a block, and keep what helps most.
 
-    Each group of units gets a split of every unit and as many new units as candidates. A short
-    search trains them with everything else frozen. Each group then keeps those that lower the loss
-    most, until it has doubled. In a residual stream every unit is split, without a search.
+    A short search trains the candidates with everything else frozen. Each group then keeps those
+    that lower the loss most, until it has doubled.
 
     The wide model computes its parent's function, except for what its candidates have learnt and
     the noise between the copies of a stream. Batch norms of new units are the identity until
@@ -100,10 +99,8 @@ class Firefly(OneParent):
         model = build_empty(wide)
         model.load_state_dict(enlarged.restricted(chosen))
         splits = sum(int(chosen[name][:n].sum()) for name, n in sizes.items())
-        record = {
-            "search_losses": [losses[0], losses[-1]],
-            "kept_splits": splits / sum(sizes.values()),
-        }
+        kept = splits / sum(sizes.values())
+        record = {"search_losses": [losses[0], losses[-1]], "kept_splits": kept}
         return Grown(model=model, record=record)
 
 
@@ -146,11 +143,6 @@ class Candidates:
     """Gates of the splits, then of the new units."""
 
     @property
-    def balls(self) -> tuple[Balls, ...]:
-        """Return the trainable vectors; there may be no new units."""
-        return (self.split, self.fresh_in, self.fresh_out) if self.fresh else (self.split,)
-
-    @property
     def splits(self) -> int:
         """Return the number of splits: one per unit of the group."""
         return len(self.split.radii)
@@ -181,17 +173,20 @@ class Enlarged(nn.Module):
         self.method, self.seed, self.units = method, context.seed, units_of(wide.scaled(0.5))
         self.parent = {k: tensor.to(context.device) for k, tensor in parent.state_dict().items()}
         self.candidates = {inner.group: self._candidates(inner) for inner in self.units.inner}
-        self.apart = {  # what separates the copies of a stream, by the layer that writes them
-            name: self._apart(name)
-            for name in self.parent
-            if (group := self.units.written(name)) and group not in self.candidates
-        }
+        self.apart = {}  # what separates the copies of a stream, by the weight that writes them
+        for name, tensor in self.parent.items():
+            if (group := self.units.written(name)) and group not in self.candidates:
+                rows = self.units.by_unit(tensor, name, 0)
+                lengths = method.noise * norms_of(rows, 1)
+                self.apart[name] = random_vectors(rows, 1, lengths, self.seed, name)
         self.shell = self._shell(wide).eval()
 
     @property
     def balls(self) -> list[Balls]:
-        """Return all trainable vectors."""
-        return [balls for candidates in self.candidates.values() for balls in candidates.balls]
+        """Return all trainable vectors; there may be no new units."""
+        groups = self.candidates.values()
+        all_balls = (ball for one in groups for ball in (one.split, one.fresh_in, one.fresh_out))
+        return [ball for ball in all_balls if len(ball.radii)]
 
     def forward(self, images: Tensor) -> Any:
         """Return the output of the model with all candidates."""
@@ -229,10 +224,6 @@ class Enlarged(nn.Module):
             fresh_out=random_balls(columns, 2, reaches, *place, "out"),
             gates=rows.new_ones(count + fresh).requires_grad_(),
         )
-
-    def _apart(self, name: str) -> Tensor:
-        rows = self.units.by_unit(self.parent[name], name, 0)
-        return random_vectors(rows, 1, self.method.noise * norms_of(rows, 1), self.seed, name)
 
     def _shell(self, wide: ModelSpec) -> nn.Module:
         """Return a model that takes the enlarged state.

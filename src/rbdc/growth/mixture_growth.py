@@ -10,7 +10,7 @@ layer's scale, and logits are averaged.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from rbdc.coupling import couple, couple_tensor, layout_of
 from rbdc.coupling.layout import heads_of
-from rbdc.errors import PlanError
 from rbdc.growth.protocol import MEMBER_EPOCHS, WIDE_EPOCHS, Protocol, Setting, Trial
 from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.method import NOT_IN_KEY, Grown, GrowthContext, Method, Parent, SavedForGrowth
@@ -39,6 +38,7 @@ class MixtureGrowth(Protocol, Method):
     name: ClassVar[str] = "mixture-growth"
     summary: ClassVar[str] = "two narrow models of templates; what is new in the wide mixes them"
     words: ClassVar[str] = "ratio: equal members and a full schedule for the wide model"
+    example: ClassVar[str] = ":ratio"
     saved_for_growth: ClassVar[SavedForGrowth] = "model"
     templates: int = 2
     """Templates per weight."""
@@ -48,13 +48,11 @@ class MixtureGrowth(Protocol, Method):
     """Use the setting's ratio of epochs and the whole recipe, not the published schedule."""
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> Self:
-        """Return the protocol, with the setting's ratio if the word says so."""
-        if list(words) not in ([], ["ratio"]):
-            raise PlanError(
-                f"{cls.name} got {':'.join(words)}, expected {cls.words}", f"Say {cls.name}:ratio."
-            )
-        return cls(ratio=bool(words))
+    def option(cls, word: str) -> tuple[str, Any]:
+        """Read the only option: take the setting's ratio."""
+        if word != "ratio":
+            raise ValueError(word)
+        return "ratio", True
 
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
         """Return the members' trainings, the growth and the wide model's training."""

@@ -164,17 +164,32 @@ class Protocol(ABC):
     """What the protocol does, in one line."""
     words: ClassVar[str] = ""
     """What may follow the name after colons, in one line; empty for no options."""
+    example: ClassVar[str] = ""
+    """Such options with their colons, for error messages."""
     halvings: ClassVar[int] = 1
     """How many times the width of the model must be halved."""
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Self:
         """Return the protocol with the options that follow its name."""
-        if words:
-            raise PlanError(
-                f"{cls.name} takes no options, and got {':'.join(words)}", f"Say {cls.name}."
-            )
-        return cls()
+        options: dict[str, Any] = {}
+        for word in words:
+            try:
+                name, value = cls.option(word)
+                if name in options:
+                    raise ValueError(f"{name} is given twice")
+                options[name] = value
+            except (KeyError, ValueError):
+                raise PlanError(
+                    f"{cls.name} got {word!r}, expected {cls.words or 'no options'}",
+                    f"For example {cls.name}{cls.example}.",
+                ) from None
+        return cls(**options)
+
+    @classmethod
+    def option(cls, word: str) -> tuple[str, Any]:
+        """Return the field that a word sets, and its value; raise ValueError or KeyError."""
+        raise ValueError(f"{word} is no option of {cls.name}")
 
     def check(self, setting: Setting) -> None:
         """Refuse a model that the protocol does not fit, with the reason."""
@@ -192,28 +207,20 @@ class OneParent(Protocol, Method):
     words: ClassVar[str] = (
         "the wide model's epochs over its parent's: a number, paper, or single-parent"
     )
+    example: ClassVar[str] = ":0.5"
     search: ClassVar[float] = 0.0
     """Training images that `grow` looks at, as a fraction of those the wide model trains on."""
     ratio: float | None = field(default=None, metadata=NOT_IN_KEY)
     """Epochs of the wide model over its parent's; None takes the setting's."""
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> Self:
-        """Return the protocol with its ratio: a number, or the name of a published one."""
+    def option(cls, word: str) -> tuple[str, Any]:
+        """Read the ratio: a number, or the name of a published one."""
         known = {
             "paper": WIDE_EPOCHS / sum(MEMBER_EPOCHS),
             "single-parent": SINGLE_PARENT_EPOCHS / MEMBER_EPOCHS[0],
         }
-        if not words:
-            return cls()
-        try:
-            (word,) = words
-            return cls(ratio=known[word] if word in known else float(word))
-        except ValueError:  # several words, or no number
-            raise PlanError(
-                f"{cls.name} got {':'.join(words)}, expected {cls.words}",
-                f"For example {cls.name}:0.5.",
-            ) from None
+        return "ratio", known[word] if word in known else float(word)
 
     def check(self, setting: Setting) -> None:
         """Refuse a model that has no half width or that the method cannot widen."""

@@ -9,15 +9,15 @@ continues after a short warm-up, and only the target anneals.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from rbdc.coupling import Layout, OffDiagonal, couple_moments, layout_of
+from rbdc.coupling import OffDiagonal, couple_moments, layout_of
 from rbdc.data import derive_seed
-from rbdc.errors import PlanError, RecipeError
+from rbdc.errors import RecipeError
 from rbdc.growth.protocol import Protocol, Setting, TransitionName, Trial
 from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.job import Node
-from rbdc.jobs.method import Grown, GrowthContext, Method, Parent, SavedForGrowth, State
+from rbdc.jobs.method import Grown, GrowthContext, Method, Parent, SavedForGrowth
 from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, check_steps
 from rbdc.models.coupled import couple_verified
@@ -53,17 +53,11 @@ class Coupling(Method):
         if self.carries:
             left, right = (parent.saved_for_growth for parent in parents)
             assert left and right, "parents of a carrying coupling save their optimizer state"
-            optimizer = carried_optimizer(left, right, layout_of(first, model))
+            own = ("lr", "initial_lr")  # the rate is the wide model's own
+            groups = [{k: v for k, v in one.items() if k not in own} for one in left[1]["groups"]]
+            moments = couple_moments(left[0], right[0], layout_of(first, model))
+            optimizer = moments, {**left[1], "groups": groups}
         return Grown(model=model, optimizer=optimizer, record=record)
-
-
-def carried_optimizer(first: State, second: State, layout: Layout) -> State:
-    """Couple two optimizer states into the one that the wide model's optimizer starts with."""
-    groups = [  # the rate is the wide model's own
-        {key: value for key, value in group.items() if key not in ("lr", "initial_lr")}
-        for group in first[1]["groups"]
-    ]
-    return couple_moments(first[0], second[0], layout), {**first[1], "groups": groups}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +70,7 @@ class Rbdc(Protocol):
         "the number of steps; restart or carry; random for random off-diagonal blocks; r=RATIO; "
         "lr=FACTOR for narrow models' learning rate over that of twice their width"
     )
+    example: ClassVar[str] = ":2:carry"
     steps: int = 1
     transition: tuple[TransitionName, ...] = ()
     """One for all couplings, or one per level from the leaves up; empty: the setting's."""
@@ -89,25 +84,16 @@ class Rbdc(Protocol):
     rounded to whole ones there."""
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> Self:
-        """Read the options after the name, such as 2:carry."""
-        options: dict[str, Any] = {}
-        for word in words:
-            name, _, number = word.partition("=")
-            try:
-                if word in ("restart", "carry"):
-                    options["transition"] = (word,)
-                elif word == "random":
-                    options["off_diagonal"] = word
-                elif word.isdigit():
-                    options["steps"] = int(word)
-                else:
-                    options[{"r": "ratio", "lr": "narrow_lr"}[name]] = float(number)
-            except (KeyError, ValueError):
-                raise PlanError(
-                    f"{cls.name} got {word!r}, expected {cls.words}", "For example rbdc:2:carry."
-                ) from None
-        return cls(**options)
+    def option(cls, word: str) -> tuple[str, Any]:
+        """Read one option, such as 2, carry or r=0.5."""
+        if word in ("restart", "carry"):
+            return "transition", (word,)
+        if word == "random":
+            return "off_diagonal", word
+        if word.isdigit():
+            return "steps", int(word)
+        name, _, number = word.partition("=")
+        return {"r": "ratio", "lr": "narrow_lr"}[name], float(number)
 
     def check(self, setting: Setting) -> None:
         """Refuse a model that cannot be halved so often."""
@@ -179,9 +165,7 @@ class Rbdc(Protocol):
             )
         return [
             Coupling(
-                transition=name,
-                off_diagonal=self.off_diagonal,
-                allow_inexact=setting.allow_inexact,
+                transition=name, off_diagonal=self.off_diagonal, allow_inexact=setting.allow_inexact
             )
             for name in (names * steps if len(names) == 1 else names[:steps])
         ]
