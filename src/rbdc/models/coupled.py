@@ -31,9 +31,9 @@ def couple_folders(
     """Couple two exported folders or weight files, verify the result, and export the wide model.
 
     `options` are `allow_identical` and `allow_inexact` of `couple`. Return the record that is
-    written to its rbdc.json. If `off_diagonal` is "zero" and the
-    verification fails, the architecture has a layer that mixes its branches or shares weights
-    between them; the model is then written only with `allow_inexact`.
+    written to its rbdc.json. If `off_diagonal` is "zero" and the verification fails, the
+    architecture has a layer that mixes its branches or shares weights between them; the model is
+    then written only with `allow_inexact`.
     """
     output = Path(output)
     check_writable(output, force=force)
