@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from rbdc.data import derive_seed
@@ -14,18 +14,8 @@ from rbdc.jobs.layout import JOBS
 from rbdc.jobs.store import Store, folder_name
 from rbdc.runs.run import Result, Run
 from rbdc.settings.detection import DetectionRecipe
-from rbdc.transfer.coco import open_coco, read_coco
-from rbdc.transfer.detection import Splits
+from rbdc.transfer.coco import Splits
 from rbdc.transfer.jobs import SCRATCH, Backbone, DetectJob
-
-
-def open_splits(data: str | Path, *others: str | Path) -> Splits:
-    """Open a folder in COCO's layout; or annotations and images of training, then of validation."""
-    if others:
-        images, val_annotations, val_images = others
-        return Splits(train=read_coco(data, images), val=read_coco(val_annotations, val_images))
-    train, val = open_coco(data)
-    return Splits(train=train, val=val)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +72,7 @@ class Transfer:
                     "backbone": backbone.name,
                     "model": backbone.spec.to_json(),
                     "sha256": backbone.sha256,
-                    "cost": job.cost.to_json(),
+                    "cost": asdict(job.cost),
                     "trained": [],
                 },
             )
@@ -114,7 +104,7 @@ def prepare_transfer(
                 "Name each once; --seeds repeats a training.",
             )
     ends = {
-        ("" if b.sha256 else SCRATCH) + PurePath(b.name.removeprefix(SCRATCH)).name: b
+        ("" if b.sha256 else SCRATCH) + Path(b.name.removeprefix(SCRATCH)).name: b
         for b in backbones
     }
     if len(ends) == len(backbones):
