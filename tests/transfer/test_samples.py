@@ -11,12 +11,7 @@ from torchvision.ops import masks_to_boxes
 
 from rbdc.errors import DataError, RecipeError
 from rbdc.settings.detection import DetectionRecipe
-from rbdc.transfer.batches import (
-    DetectionBatch,
-    DetectionBatches,
-    DetectionSamples,
-    training_transform,
-)
+from rbdc.transfer.batches import DetectionBatch, DetectionBatches, DetectionSamples, make_transform
 from rbdc.transfer.coco import CocoSet, open_splits
 from tests.transfer.scenes import write_scenes
 
@@ -32,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> CocoSet:
 def samples_of(
     data: CocoSet, recipe: DetectionRecipe | None = None, seed: int = 1
 ) -> DetectionSamples:
-    transform = training_transform(recipe) if recipe else None
+    transform = make_transform(recipe) if recipe else None
     return DetectionSamples(data, data.class_names, transform, seed)
 
 
@@ -153,4 +148,4 @@ def test_a_file_of_another_size_or_no_image_is_named(tmp_path: Path) -> None:
 )
 def test_views_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(RecipeError):
-        training_transform(DetectionRecipe(**settings))
+        make_transform(DetectionRecipe(**settings))

@@ -64,7 +64,7 @@ def twelve(scores: Scores) -> tuple[list[float | None], list[float | None]]:
 
 def test_perfect_predictions_score_one(val: CocoSet) -> None:
     _, outputs, ids = perfect(val, val.class_names)
-    scores = score(val.annotations, results_of(outputs, ids, val, val.class_names), by_class=True)
+    scores = score(val.annotations, results_of(outputs, ids, val, val.class_names))
     for precision in scores.values():
         for name in ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ar100"):
             assert precision[name] == ONE
@@ -82,7 +82,7 @@ def test_wrong_labels_score_what_pycocotools_says_of_the_files(tmp_path: Path) -
     _, outputs, ids = perfect(val, val.class_names)
     results = results_of(shuffled(outputs), ids, val, val.class_names)
     write_results(results, tmp_path)
-    scores = score(path, results, by_class=True)
+    scores = score(path, results)
     boxes, masks = twelve(scores)
     assert boxes == by_pycocotools(path, tmp_path / "boxes.json", "bbox")
     assert masks == by_pycocotools(path, tmp_path / "masks.json", "segm")
@@ -97,7 +97,7 @@ def test_wrong_labels_score_what_pycocotools_says_of_the_files(tmp_path: Path) -
 
 
 def test_no_predictions_score_zero(val: CocoSet) -> None:
-    scores = score(val.annotations, {"boxes": [], "masks": []}, by_class=True)
+    scores = score(val.annotations, {"boxes": [], "masks": []})
     assert scores["boxes"]["ap"] == scores["masks"]["ap"] == 0
     assert scores["boxes"]["by_class"] == {"dog": 0, "kite": 0, "cat": 0}
 

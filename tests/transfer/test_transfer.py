@@ -20,7 +20,7 @@ from rbdc.settings.detection import DetectionRecipe, read_detection_recipe
 from rbdc.training import Trained, World, join_world
 from rbdc.training.loop import Session
 from rbdc.training.world import leave_world
-from rbdc.transfer.batches import DetectionBatches, DetectionSamples, training_transform
+from rbdc.transfer.batches import DetectionBatches, DetectionSamples, make_transform
 from rbdc.transfer.coco import Splits, open_splits
 from rbdc.transfer.detection import Detection, groups_of
 from rbdc.transfer.folder import load_detector
@@ -102,7 +102,7 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(
 
 def test_every_process_has_its_share_of_the_same_batches(splits: Splits) -> None:
     def batches(size: int, rank: int, micro: int) -> Iterator[list[Any]]:
-        transform = training_transform(DetectionRecipe())
+        transform = make_transform(DetectionRecipe())
         samples = DetectionSamples(splits.train, splits.class_names, transform, seed=3)
         return DetectionBatches(
             samples=samples,
@@ -174,7 +174,7 @@ def test_two_backbones_side_by_side(
         for entry in row["trained"]:
             folder = tmp_path / "run" / entry["folder"]
             assert (folder / SHEET).stat().st_size > 1000
-            again = score(splits.val.annotations, read_results(folder / PREDICTIONS), by_class=True)
+            again = score(splits.val.annotations, read_results(folder / PREDICTIONS))
             assert json.loads(json.dumps(again)) == entry["scores"]
             report = json.loads((folder / WEIGHTS).read_text())
             assert report["used"] and report["left"]
@@ -210,7 +210,7 @@ def test_two_processes_train_and_score_one_detector(
     (entry,) = result["rows"][0]["trained"]
     found = read_results(tmp_path / "two" / entry["folder"] / PREDICTIONS)
     assert {box["image_id"] for box in found["boxes"]} == {p.id for p in splits.val.pictures}
-    again = score(splits.val.annotations, found, by_class=True)
+    again = score(splits.val.annotations, found)
     assert json.loads(json.dumps(again)) == entry["scores"]
 
 

@@ -28,7 +28,7 @@ Token = tuple[int, int]  # epoch, image
 _GREY = 128  # padding of a jittered image
 
 
-def training_transform(recipe: DetectionRecipe) -> v2.Transform:
+def make_transform(recipe: DetectionRecipe) -> v2.Transform:
     """Return the augmentation of training images: flips, and resizing or large-scale jitter.
 
     With jitter, the image is resized by a factor drawn from this range, relative to a square of

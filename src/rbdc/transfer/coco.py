@@ -301,7 +301,7 @@ def _sizes(path: Path, entries: Iterable[Mapping[str, Any]]) -> dict[int, tuple[
         if id in sizes:
             raise DataError(f"{path} has two images with the id {id}", "Give each its own.")
         height, width, name = (entry.get(key) for key in ("height", "width", "file_name"))
-        if not (_whole(height) and _whole(width) and isinstance(name, str)):
+        if not (type(height) is int and type(width) is int and isinstance(name, str)):
             raise _wrong(path, f"does not give file_name, height and width of image {id}")
         if height < 1 or width < 1:
             raise _wrong(path, f"gives image {id} a size of {width} x {height} px")
@@ -311,14 +311,10 @@ def _sizes(path: Path, entries: Iterable[Mapping[str, Any]]) -> dict[int, tuple[
 
 def _id(path: Path, entry: Mapping[str, Any], key: str) -> int:
     value = entry.get(key)
-    if not _whole(value):
+    if type(value) is not int:  # True is an int too, but no id
         expected = f"{key} is {value!r}, a whole number was expected"
         raise _wrong(path, f"is not in COCO's format: {expected}")
     return value
-
-
-def _whole(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _numbers(values: Any, count: int) -> TypeGuard[list[float]]:

@@ -22,12 +22,7 @@ from rbdc.training.optimizer import timm_optimizer
 from rbdc.training.problem import Problem
 from rbdc.training.state import State
 from rbdc.transfer.backbone import ViTBackbone
-from rbdc.transfer.batches import (
-    DetectionBatch,
-    DetectionBatches,
-    DetectionSamples,
-    training_transform,
-)
+from rbdc.transfer.batches import DetectionBatch, DetectionBatches, DetectionSamples, make_transform
 from rbdc.transfer.detector import Detector, build_detector
 from rbdc.transfer.folder import save_detector
 from rbdc.transfer.pictures import draw_sheet
@@ -69,15 +64,11 @@ class Detection(Problem):
         self.name = f"Mask R-CNN on {job.backbone.spec}"
         self.classifier = job.backbone.open(job.seed)
         self.device = torch_device(machine, world.local_rank)
-        batches = partial(
-            DetectionBatches,
-            device=self.device,
-            workers=machine.workers,
-            part=(world.size, world.rank),
-        )
+        part = (world.size, world.rank)
+        batches = partial(DetectionBatches, device=self.device, workers=machine.workers, part=part)
         (train, val), names = self.splits, self.splits.class_names
         self.training = batches(
-            samples=DetectionSamples(train, names, training_transform(self.recipe), self.seed),
+            samples=DetectionSamples(train, names, make_transform(self.recipe), self.seed),
             batch_size=self.recipe.batch_size,
             micro=self.recipe.grad_accum_steps,
         )

@@ -22,7 +22,7 @@ from rbdc.settings.detection import DetectionRecipe
 from rbdc.training import Observer, Session, Trained
 from rbdc.training.machine import check_machine
 from rbdc.training.optimizer import optimizer_slots
-from rbdc.transfer.batches import check_micro_batches, training_transform
+from rbdc.transfer.batches import check_micro_batches, make_transform
 from rbdc.transfer.coco import Splits
 from rbdc.transfer.detection import Detection
 from rbdc.transfer.detector import DetectorCost, build_detector, detector_cost
@@ -166,7 +166,7 @@ class DetectJob(Job):
         recipe = self.recipe
         micro_batches = processes * recipe.grad_accum_steps
         check_micro_batches(len(self.splits.train.pictures), recipe.batch_size, micro_batches)
-        training_transform(recipe)
+        make_transform(recipe)
         optimizer_slots(recipe)
         _ = self.cost  # builds it, without weights
 
@@ -213,7 +213,7 @@ class DetectJob(Job):
         problem.draw(state.best_model(), folder / SHEET)
         write_results(problem.results, folder / PREDICTIONS)
         write_json(folder / WEIGHTS, asdict(problem.weights))
-        scores = score(self.splits.val.annotations, problem.results, by_class=True)
+        scores = score(self.splits.val.annotations, problem.results)
         write_json(folder / SCORES, scores)
         maps = {"mask_map": scores["masks"]["ap"], "box_map": scores["boxes"]["ap"]}
         return {"metrics": maps, "scores": scores}

@@ -63,22 +63,23 @@ class Transfer:
     def _result(self, output: Path) -> Result:
         """Return each backbone's detectors; those not finished are missing."""
         store = Store(output / JOBS)
-        rows: dict[str, dict[str, Any]] = {}
-        for job in self.jobs.values():
-            backbone = job.backbone
-            row = rows.setdefault(
-                backbone.name,
-                {
-                    "backbone": backbone.name,
-                    "model": backbone.spec.to_json(),
-                    "sha256": backbone.sha256,
-                    "cost": asdict(job.cost),
-                    "trained": [],
-                },
-            )
-            if found := store.result(job):
-                row["trained"].append({**found, "folder": f"{JOBS}/{folder_name(job)}"})
-        return {"kind": "transfer", "rows": list(rows.values()), "seeds": list(self.seeds)}
+        rows = []
+        for backbone in self.backbones:
+            jobs = [job for job in self.jobs.values() if job.backbone == backbone]
+            trained = [
+                {**found, "folder": f"{JOBS}/{folder_name(job)}"}
+                for job in jobs
+                if (found := store.result(job))
+            ]
+            row = {
+                "backbone": backbone.name,
+                "model": backbone.spec.to_json(),
+                "sha256": backbone.sha256,
+                "cost": asdict(jobs[0].cost),
+                "trained": trained,
+            }
+            rows.append(row)
+        return {"kind": "transfer", "rows": rows, "seeds": list(self.seeds)}
 
 
 def prepare_transfer(

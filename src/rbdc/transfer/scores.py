@@ -25,8 +25,8 @@ Results = dict[str, list[Entry]]
 """Predictions in COCO's results format: "boxes" and "masks". An entry has image_id, category_id,
 score, and bbox (left, top, width, height) or segmentation (a compressed run-length code)."""
 Scores = dict[str, dict[str, Any]]
-"""The precision of "boxes" and of "masks": STATS by name, and "by_class", the `ap` of each category
-(empty unless requested). Values are fractions, or None if there are no such objects."""
+"""The precision of "boxes" and of "masks": STATS by name, and "by_class", each category's `ap`.
+Values are fractions, or None if there are no such objects."""
 KINDS = {"boxes": "bbox", "masks": "segm"}  # pycocotools' names
 # pycocotools' twelve numbers, in its order. `ap` is the mean over categories and the IoU thresholds
 # 0.50, 0.55, ..., 0.95. Small objects are below 32 x 32 pixels, large ones above 96 x 96. `arN` is
@@ -78,41 +78,40 @@ def results_of(
     return results
 
 
-def score(annotations: Path, results: Results, *, by_class: bool = False) -> Scores:
+def score(annotations: Path, results: Results) -> Scores:
     """Evaluate `results` with pycocotools on all images of the JSON file.
 
     Objects that `read_coco` drops are not counted.
     """
-    truth = _truth(annotations)
-    return {kind: _precision(truth, results[kind], KINDS[kind], by_class) for kind in KINDS}
+    with redirect_stdout(io.StringIO()):  # pycocotools prints its progress
+        truth = _truth(annotations)
+        return {kind: _precision(truth, results[kind], name) for kind, name in KINDS.items()}
 
 
-def _precision(truth: Any, entries: list[Entry], kind: str, by_class: bool) -> dict[str, Any]:
+def _precision(truth: Any, entries: list[Entry], kind: str) -> dict[str, Any]:
     for entry in entries:
         if entry["image_id"] not in truth.imgs:
             raise DataError(
                 f"the results are for image {entry['image_id']}, which the annotations do not list",
                 "Score them against the annotations they were made for.",
             )
-    with redirect_stdout(io.StringIO()):  # pycocotools prints its progress
-        if entries:
-            found = truth.loadRes([dict(entry) for entry in entries])  # it changes them
-        else:  # loadRes fails on an empty list
-            found = _coco({**truth.dataset, "annotations": []})
-        evaluation = pycocotools("cocoeval").COCOeval(truth, found, kind)
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
+    if entries:
+        found = truth.loadRes([dict(entry) for entry in entries])  # it changes them
+    else:  # loadRes fails on an empty list
+        found = _coco({**truth.dataset, "annotations": []})
+    evaluation = pycocotools("cocoeval").COCOeval(truth, found, kind)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
     # pycocotools returns -1 if there are no such objects.
     stats = [None if value < 0 else float(value) for value in evaluation.stats]
     classes: dict[str, float | None] = {}
-    if by_class:
-        precision = evaluation.eval["precision"]  # thresholds, recalls, category, area, detections
-        for number, category in enumerate(truth.loadCats(evaluation.params.catIds)):
-            known = precision[:, :, number, 0, -1]
-            known = known[known > -1]
-            name = str(category.get("name", category["id"]))
-            classes[name] = float(known.mean()) if known.size else None
+    precision = evaluation.eval["precision"]  # thresholds, recalls, category, area, detections
+    for number, category in enumerate(truth.loadCats(evaluation.params.catIds)):
+        known = precision[:, :, number, 0, -1]
+        known = known[known > -1]
+        name = str(category.get("name", category["id"]))
+        classes[name] = float(known.mean()) if known.size else None
     return dict(zip(STATS, stats, strict=True)) | {"by_class": classes}
 
 
@@ -136,8 +135,7 @@ def _truth(annotations: Path) -> Any:
 
 
 def _coco(content: Mapping[str, Any]) -> Any:
-    with redirect_stdout(io.StringIO()):
-        truth = pycocotools("coco").COCO()
-        truth.dataset = content
-        truth.createIndex()
+    truth = pycocotools("coco").COCO()
+    truth.dataset = content
+    truth.createIndex()
     return truth
