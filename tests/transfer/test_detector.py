@@ -130,8 +130,9 @@ def test_settings_that_make_no_detector_are_refused() -> None:
     with pytest.raises(ModelError, match="cannot have 0 classes"):
         build_detector(classifier(), 0, DetectionRecipe())
     for name in ("channels", "regions", "proposals", "min_size"):
+        nothing: dict[str, Any] = {name: 0}
         with pytest.raises(RecipeError, match=f"{name} is 0, expected at least 1"):
-            DetectionRecipe(**{name: 0})
+            DetectionRecipe(**nothing)
 
 
 def test_layers_of_a_vit_learn_slower_the_deeper_they_lie() -> None:
