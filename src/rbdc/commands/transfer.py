@@ -74,8 +74,9 @@ def transfer_command(options: Namespace) -> None:
 
 
 def _prepare(options: Namespace) -> "Transfer":
+    from rbdc.transfer.coco import open_splits
     from rbdc.transfer.jobs import find_backbone
-    from rbdc.transfer.prepare import open_splits, prepare_transfer
+    from rbdc.transfer.prepare import prepare_transfer
 
     if bool(options.backbone) == bool(options.compare):
         problem = "--backbone and --compare are both given"
