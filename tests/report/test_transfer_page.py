@@ -24,8 +24,9 @@ from rbdc.report.run import run_status, status_table
 from rbdc.report.watch import watch_run
 from rbdc.settings.detection import DetectionRecipe
 from rbdc.transfer import load_detector
+from rbdc.transfer.coco import open_splits
 from rbdc.transfer.jobs import find_backbone
-from rbdc.transfer.prepare import open_splits, prepare_transfer
+from rbdc.transfer.prepare import prepare_transfer
 from tests.report.browsing import EVIL, visit
 from tests.support import QUICK, made_once, started
 from tests.transfer.scenes import classifier, write_split
