@@ -136,7 +136,7 @@ class State:
         self.step += 1
         if self.ema:
             self.ema.update(self.model, step=self.step)
-        return torch.stack(losses).mean()
+        return torch.stack(list(losses)).mean()
 
     def is_finite(self) -> bool:
         """Return whether every weight is finite."""
