@@ -19,14 +19,12 @@ from rbdc.disk import is_writable, read_json, sha256_of, whole_folder
 from rbdc.errors import CheckpointError, RunError
 from rbdc.jobs.layout import MODEL, RESULT
 from rbdc.models.folder import CONFIG, RECORD, WEIGHTS
-from rbdc.report.card_text import card_text
-from rbdc.report.figures import draw_budget, draw_curves
+from rbdc.report.card_text import card_text, repeat_settings
+from rbdc.report.figures import draw_budget, draw_curves, save_each
 from rbdc.report.read import read_run
-from rbdc.report.repeat import repeat_settings
 from rbdc.report.run import how_to_load, run_status
 
 CARD, SETTINGS, FIGURES = "README.md", "recipe.yaml", "figures"
-BUDGET, CURVES = "budget.png", "curves.png"
 _MODEL_FILES = (WEIGHTS, CONFIG, RECORD)
 _OURS = {*_MODEL_FILES, CARD, SETTINGS, FIGURES}
 
@@ -78,13 +76,12 @@ def _write(folder: Path, run: Path, content: Mapping[str, Any], license: str | N
     settings = yaml.safe_dump(repeat_settings(content), sort_keys=False)
     (folder / SETTINGS).write_text(settings, encoding="utf-8")
     config, scale = read_json(folder / CONFIG) or {}, content["about"]["baseline_flops"]
-    budget, curves = folder / FIGURES / BUDGET, folder / FIGURES / CURVES
-    drawn = {  # False where the logs are gone
-        BUDGET: draw_budget(content["levels"], budget, baseline_flops=scale),
-        CURVES: draw_curves(content["nodes"].values(), curves, baseline_flops=scale),
+    figures = {  # None where the logs are gone
+        "budget": draw_budget(content["levels"], baseline_flops=scale),
+        "curves": draw_curves(content["nodes"].values(), baseline_flops=scale),
     }
-    figures = [name for name, there in drawn.items() if there]
-    card = card_text(content, config["pretrained_cfg"], license, figures)
+    drawn = [path.name for path in save_each(figures, folder / FIGURES, ["png"])]
+    card = card_text(content, config["pretrained_cfg"], license, drawn)
     (folder / CARD).write_text(card, encoding="utf-8")
 
 
@@ -125,7 +122,7 @@ def _check_output(output: Path, *, force: bool) -> None:
                 f"{output} exists and is not empty", "Choose another folder, or use --force."
             )
         drawn = {path.name for path in (output / FIGURES).glob("*")}
-        if content != _OURS or not drawn <= {BUDGET, CURVES}:
+        if content != _OURS or not drawn <= {"budget.png", "curves.png"}:
             raise RunError(
                 f"{output} is not just what an export wrote, so it is not replaced even by force",
                 "Choose another folder, or remove this one yourself.",

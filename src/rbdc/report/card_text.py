@@ -1,4 +1,4 @@
-"""Write the text of a model card: what `rbdc export` says about a finished run.
+"""Write the text of a model card and its recipe: what `rbdc export` says about a finished run.
 
 Names of classes, data sets and anything else that comes from a run may hold any text. So every
 value in the template is escaped, unless this module made it as Markdown.
@@ -15,9 +15,9 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from rbdc.data.sources import NAMES
 from rbdc.metrics import METRICS, Metric, find_metric
 from rbdc.models import ModelSpec, build_meta
-from rbdc.report.repeat import hub_name, named_data
 from rbdc.report.units import readable_duration, readable_flops
 from rbdc.settings import Recipe, Request
 
@@ -26,6 +26,7 @@ _ON_THE_HUB = {
     "cifar100": "uoft-cs/cifar100",
     "fashion-mnist": "zalando-datasets/fashion_mnist",
 }
+_ELSEWHERE = ("data", "data_dir", "data_download")  # paths of one machine
 # Characters with a meaning in Markdown or HTML; addresses would become links.
 _MEANINGFUL = re.compile(r"[&<>\"\\`*_{}\[\]#|~$@!^]|(?<=:)/|(?<=www)\.", re.IGNORECASE)
 _PLAIN_CODE = re.compile(r"[\w .,:;+/()=\[\]{}\"'-]*")
@@ -60,7 +61,7 @@ def card_text(
     `run` is what `read_run` returns for a finished run, `images` timm's record of how images are
     prepared, `figures` the names of the figures in the folder beside it.
     """
-    result, trained = run["result"], _trained(run)
+    result = run["result"]
     model = build_meta(ModelSpec(**run["about"]["model"]))
     environment = Environment(
         undefined=StrictUndefined,
@@ -72,6 +73,7 @@ def card_text(
     environment.filters |= {
         "code": code,
         "score": lambda values, metric: metric.text(values[metric.name]),
+        "mean": lambda rows, metric: {metric.name: fmean(row[metric.name] for row in rows)},
         "number": lambda number: f"{number:.4g}",
         "count": lambda number: f"{number:,}",
         "flops": readable_flops,
@@ -90,8 +92,7 @@ def card_text(
         images=images,
         figures=figures,
         parameters=sum(tensor.numel() for tensor in model.parameters()),
-        levels=_levels(run, trained),
-        trained=trained,
+        trained=_trained(run),
         settings=_settings(run),
     )
 
@@ -136,6 +137,28 @@ def front_matter(run: Mapping[str, Any], license: str | None) -> str:
     return str(data.to_yaml())
 
 
+def repeat_settings(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe file's content: the request as it was asked for.
+
+    `run` is what `read_run` gives. Defaults are included: they may change. The data is named where
+    it has a name; a path means nothing elsewhere.
+    """
+    request = {k: v for k, v in run["request"].items() if k not in _ELSEWHERE}
+    name = named_data(run["data"]["name"])
+    return {**({"data": name} if name else {}), **request}
+
+
+def named_data(name: str) -> str | None:
+    """Return what `--data` takes for a data set that has a name; None for a path."""
+    return name if name in NAMES or hub_name(name) else None
+
+
+def hub_name(name: str) -> str | None:
+    """Return the name of a data set on the Hugging Face hub."""
+    match = re.fullmatch(r"hf:(\w[\w.-]*(?:/\w[\w.-]*)?)", name)
+    return match[1] if match else None
+
+
 def _data_title(run: Mapping[str, Any]) -> str:
     name = one_line(run["data"]["name"])
     return "Fashion-MNIST (the 12,000 images that come with rbdc)" if name == "embedded" else name
@@ -152,28 +175,6 @@ def _trained(run: Mapping[str, Any]) -> list[dict[str, Any]]:
         parents = [nodes[key] for key in coupling["parents"]] if coupling else []
         trained.append({**node, "coupling": coupling, "from": parents})
     return sorted(trained, key=lambda node: (node["name"] == "standard", node["level"]))
-
-
-def _levels(run: Mapping[str, Any], trained: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the plan's levels, the target first, with mean scores of their models."""
-    levels, name = [], run["result"]["metric"]
-
-    def mean(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        return {name: fmean(values[name] for values in metrics)} if metrics else {}
-
-    ours = [node for node in trained if node["name"] != "standard"]
-    for stage in reversed(run["about"]["stages"]):
-        here = [node for node in ours if node["level"] == stage["level"]]
-        levels.append(
-            {
-                **stage,
-                "spent_flops": sum(node["flops"] for node in here),
-                "parents": mean([parent["metrics"] for node in here for parent in node["from"]]),
-                "start": mean([node["start"] for node in here if node["coupling"]]),
-                "metrics": mean([node["metrics"] for node in here]),
-            }
-        )
-    return levels
 
 
 def _settings(run: Mapping[str, Any]) -> list[tuple[str, Markdown]]:

@@ -2,10 +2,10 @@
 
 import base64
 import gzip
+import json
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,9 @@ def read_state(folders: Sequence[Path]) -> dict[str, Any]:
     with_sheets = sum(bool(run["transfer"]) for run in runs)
     for run in runs:
         add_sheets(run, MOST_BYTES // max(1, with_sheets))
-    state: dict[str, Any] = _finite({"runs": runs})
+    # JSON has no word for numbers that are not finite: None stands for them
+    state: dict[str, Any] = json.loads(json.dumps({"runs": runs}), parse_constant=lambda _: None)
     return state
-
-
-def _finite(value: Any) -> Any:
-    """Return the value with None for numbers that are not finite, which JSON cannot hold."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def render(state: dict[str, Any], *, refresh_seconds: float = 0.0) -> str:
@@ -66,16 +58,13 @@ def check_report(output: Path) -> None:
     """Refuse a path that cannot be written, or holds something other than a report."""
     if output.suffix not in (".html", ".htm"):
         raise RbdcError(f"{output} is not a page's name", "End it in .html.")
-    if output.is_dir() or not output.absolute().parent.is_dir():
-        where = output if output.is_dir() else output.absolute().parent
-        raise RbdcError(
-            f"{where} is {'' if output.is_dir() else 'not '}a folder",
-            "Give a file's name in a folder that exists.",
-        )
+    folder = output.absolute().parent
+    if output.is_dir() or not folder.is_dir():
+        found = f"{output} is a folder" if output.is_dir() else f"{folder} is not a folder"
+        raise RbdcError(found, "Give a file's name in a folder that exists.")
     if output.exists() and MARK not in output.read_bytes()[:1000]:
-        raise RbdcError(
-            f"{output} exists and is no report", "Choose another name, or remove it yourself."
-        )
+        remedy = "Choose another name, or remove it yourself."
+        raise RbdcError(f"{output} exists and is no report", remedy)
 
 
 @cache
