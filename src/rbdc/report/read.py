@@ -13,6 +13,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rbdc.disk import read_json
 from rbdc.errors import RbdcError, RunError
 from rbdc.jobs.layout import JOB, RESULT, RUN
@@ -201,9 +203,7 @@ def _columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[st
 
 def _thinned(rows: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
     """Return at most so many evenly chosen rows, the first and the last among them."""
-    if len(rows) <= most:
-        return list(rows)
-    return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
+    return [rows[round(n)] for n in np.linspace(0, len(rows) - 1, min(most, len(rows)))]
 
 
 def _short(value: float | None) -> float | None:
