@@ -132,7 +132,7 @@ def draw_blocks(node: Node, *, standard: Node | None = None) -> "Figure | None":
         return None
     height = max(3.6, 0.9 + 0.15 * min(ratios.shape[1], _MOST_NAMES))
     figure, (left, right) = new_figure("", (9.5, height), 1, 2, width_ratios=[3, 2])
-    figure.get_layout_engine().set(wspace=0.06)
+    figure.set_layout_engine("constrained", wspace=0.06)
     _heat_map(figure, left, node["blocks"], ratios)
     for one in (node, standard):
         if one is not None and (values := block_ratios(one)) is not None:
@@ -303,7 +303,7 @@ def legend_line(label: str, **style: Any) -> Any:
 
 def new_figure(
     title: str, size: tuple[float, float], *grid: int, **options: Any
-) -> tuple[Any, Any]:
+) -> tuple["Figure", Any]:
     """Return a figure and its axes: one, or those of a grid of rows and columns."""
     from matplotlib.figure import Figure
 

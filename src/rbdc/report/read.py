@@ -70,11 +70,13 @@ class Found:
         except (OSError, ValueError) as error:
             self.missing.append(f"{name}: it cannot be read ({error})")
             return []
-        what, found = ("row", csv.DictReader(lines)) if path.suffix == ".csv" else ("line", lines)
+        table = path.suffix == ".csv"
+        found: Iterable[Any] = csv.DictReader(lines) if table else lines
         for number, row in enumerate(found, start=1):
             try:
-                rows.append(json.loads(row) if isinstance(row, str) else _numbers(row))
+                rows.append(_numbers(row) if table else json.loads(row))
             except (TypeError, ValueError):
+                what = "row" if table else "line"
                 self.missing.append(f"{name}: {what} {number} and what follows")
                 break
         return rows
