@@ -185,8 +185,8 @@ def draw_precision_curves(
     """Draw every metric epoch by epoch: a colour for each backbone, a line for each seed."""
     if not metrics or not any(node["history"].get("epoch") for node in nodes.values()):
         return None
-    figure, _ = new_figure("", (4.5 * len(metrics), 3.6), 1, len(metrics))
-    for axes, metric in zip(figure.axes, metrics, strict=True):
+    figure, (row,) = new_figure("", (4.5 * len(metrics), 3.6), 1, len(metrics), squeeze=False)
+    for axes, metric in zip(row, metrics, strict=True):
         for number, backbone in enumerate(backbones):
             for node in (nodes[key] for key in backbone["keys"]):
                 if values := plotted_scores(node, metric):
