@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from rbdc.metrics import METRICS
-from rbdc.report.detector_figures import draw_precision, draw_precision_curves
-from rbdc.report.figures import save_each
+from rbdc.report.figures import draw_precision, draw_precision_curves, save_each
 from rbdc.report.transfer import COLUMNS, PARTS, has_scores, precision, transfer_table
 from tests.report.test_figures import drawn, shown_texts
 
@@ -79,14 +78,14 @@ BACKBONES = [{"name": "from $1", "keys": ["a"]}, {"name": "a/long/" * 9, "keys":
 def test_curves_of_mask_and_box_precision() -> None:
     box, mask = drawn(draw_precision_curves(NODES, BACKBONES, BOTH)).axes
     assert [len(axes.lines) for axes in (box, mask)] == [2, 2]
-    first, second = list[Any](mask.lines)
+    first, second = mask.lines
     assert first.get_ydata()[-1] == 30.0 and first.get_xdata()[-1] == 3.0
     assert second.get_marker() == "None" and first.get_color() != second.get_color()
     assert draw_precision_curves({"c": NODES["c"]}, BACKBONES, BOTH) is None
 
 
 def test_bars_with_their_spread() -> None:
-    box, mask = list[Any](drawn(draw_precision(precision(ROWS))).axes)
+    box, mask = drawn(draw_precision(precision(ROWS))).axes
     assert [bar.get_width() for bar in mask.patches] == pytest.approx([20.0, 62.5])
     (error,) = box.collections[0].get_segments()
     assert error[:, 0] == pytest.approx([20 - 14.142, 20 + 14.142], abs=0.01)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import rbdc
-from rbdc.report.card_text import hub_name, repeat_settings
+from rbdc.report.card import hub_name, repeat_settings
 from rbdc.report.read import read_run
 from rbdc.settings import PLAN, Request, split_settings
 
