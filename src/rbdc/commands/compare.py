@@ -78,7 +78,7 @@ def compare_command(options: Namespace) -> None:
     settings = split_settings(read_recipe(name), given)
     output = options.output or Path("runs") / f"compare-{Path(name).stem}"
     with joined(options) as where:
-        show_comparison(prepare_comparison(*settings, spec, where.world), output, options, where)
+        show_comparison(prepare_comparison(*settings, spec, where), output, options, where)
 
 
 def _list_protocols() -> None:
@@ -97,7 +97,7 @@ def show_comparison(
     from rbdc.experiments.results import flops_of
     from rbdc.report.compare import cost_lines, plan_lines
     from rbdc.report.live import LiveRun
-    from rbdc.runs.run import check
+    from rbdc.runs.run import check, chosen_lines
 
     setting, run = comparison.setting, comparison.run()
     if not options.dry_run:
@@ -114,7 +114,9 @@ def show_comparison(
         f"training; seeds {comparison.spec.seeds}"
     )
     console.print(plan_lines(comparison.planned_rows()))
-    console.print("\n".join([about, *costs, f"output {output}\n"]), highlight=False)
+    console.print(
+        "\n".join([about, *costs, *chosen_lines(run, where), f"output {output}\n"]), highlight=False
+    )
     if options.dry_run:
         return
     try:

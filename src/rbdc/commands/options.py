@@ -74,7 +74,7 @@ class Parser(ArgumentParser):
                 "default": SUPPRESS,
                 "help": help_of(schema).replace("%", "%%"),
             }
-            if schema.get("type") == "boolean":
+            if _main_type(schema) == "boolean":
                 group.add_argument(option, action=BooleanOptionalAction, **common)
             else:
                 action: Any = partial(SettingAction, settings=settings)

@@ -18,6 +18,7 @@ from rbdc.errors import RbdcError
 from rbdc.settings import DetectionRecipe, read_detection_recipe
 
 if TYPE_CHECKING:
+    from rbdc.runs.run import Where
     from rbdc.transfer.prepare import Transfer
 
 
@@ -69,15 +70,15 @@ def transfer_command(options: Namespace) -> None:
     from rbdc.report.live import LiveRun
     from rbdc.report.page import REPORT, write_report
     from rbdc.report.transfer import transfer_table
-    from rbdc.runs.run import check, execute
+    from rbdc.runs.run import check, chosen_lines, execute
 
     output = options.output or Path("runs") / f"transfer-{Path(options.recipe).stem}"
     with joined(options) as where:
-        transfer = _prepare(options)
+        transfer = _prepare(options, where)
         run = transfer.run()
         check(run, output, where)
         console = make_console(quiet=not where.world.is_main or options.json)
-        _introduce(transfer, options.recipe, output, console)
+        _introduce(transfer, options.recipe, output, console, chosen_lines(run, where))
         if options.dry_run:
             return
         with LiveRun(run.nodes, console) as live:
@@ -89,7 +90,7 @@ def transfer_command(options: Namespace) -> None:
             console.print(f"open {write_report([output], output / REPORT)}", highlight=False)
 
 
-def _prepare(options: Namespace) -> "Transfer":
+def _prepare(options: Namespace, where: "Where") -> "Transfer":
     from rbdc.transfer.jobs import find_backbone
     from rbdc.transfer.prepare import open_splits, prepare_transfer
 
@@ -118,17 +119,19 @@ def _prepare(options: Namespace) -> "Transfer":
         recipe,
         seed=options.seed,
         seeds=options.seeds,
+        where=where,
         request={
             "backbones": places,
             "data": [str(path) for path in ([options.data] if options.data else splits)],
-            **recipe.to_json(),
             "seed": options.seed,
             "seeds": options.seeds,
         },
     )
 
 
-def _introduce(transfer: "Transfer", name: str, output: Path, console: Any) -> None:
+def _introduce(
+    transfer: "Transfer", name: str, output: Path, console: Any, chosen: list[str]
+) -> None:
     from rbdc.report.units import readable_flops
 
     recipe, splits = transfer.recipe, transfer.splits
@@ -149,5 +152,6 @@ def _introduce(transfer: "Transfer", name: str, output: Path, console: Any) -> N
     say(
         f"recipe {name}: {recipe.opt}, learning rate {recipe.lr:.3g} at a batch of "
         f"{recipe.batch_size}, {recipe.epochs:g} epochs, short side {recipe.min_size} px\n"
-        f"output {output}\n"
+        + "".join(f"{line}\n" for line in chosen)
+        + f"output {output}\n"
     )

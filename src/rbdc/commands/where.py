@@ -14,19 +14,24 @@ if TYPE_CHECKING:
 
 @contextmanager
 def joined(options: Namespace) -> Iterator["Where"]:
-    """Join the processes that torchrun started, if any; yield where jobs run; leave them."""
-    from rbdc.runs.run import Where
+    """Join the processes that torchrun started, if any; yield where jobs run; leave them.
+
+    What is automatic is chosen for the device of the jobs.
+    """
+    from rbdc.runs.run import Where, settle
     from rbdc.training import join_world
     from rbdc.training.world import leave_world
 
     machine = Machine(**given_settings(options, Machine))
     try:
-        yield Where(
-            machine=machine,
-            cluster=Cluster(**given_settings(options, Cluster)),
-            jobs=options.jobs,
-            world=join_world(machine.device),
-            node=getattr(options, "node", None),
+        yield settle(
+            Where(
+                machine=machine,
+                cluster=Cluster(**given_settings(options, Cluster)),
+                jobs=options.jobs,
+                world=join_world(machine.device),
+                node=getattr(options, "node", None),
+            )
         )
     finally:
         leave_world()

@@ -22,7 +22,7 @@ from rbdc.settings import Machine, Recipe
 from rbdc.training import Observer, Session, Start, Task, Trained, initial_weights
 from rbdc.training.checkpoint import read_state, write_state
 from rbdc.training.classification import Classification
-from rbdc.training.machine import check_machine, torch_device
+from rbdc.training.machine import check_machine, settled, torch_device
 from rbdc.training.optimizer import optimizer_slots
 from rbdc.training.state import select_prefix
 from rbdc.training.teacher import Teacher
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 class TrainJob(Job):
     """Train a task's model on the data, and save what the next growth step needs of it."""
 
+    compiles = True
     task: Task
     data: DataSet = field(repr=False, compare=False)
     initial: "GrowJob | None" = None
@@ -133,7 +134,7 @@ class TrainJob(Job):
     def loader_processes(self, machine: Machine) -> int:
         """Return how many processes decode images: none for images in memory."""
         in_memory = self.data.in_memory and self.task.recipe.batched
-        return 0 if in_memory else machine.workers
+        return 0 if in_memory else machine.workers or 0
 
     def measure_concurrency(self, siblings: int, threads: int, machine: Machine) -> int:
         """Return how many siblings at a time give the most images per second; one on a GPU."""
@@ -157,11 +158,12 @@ class TrainJob(Job):
     ) -> dict[str, Any]:
         """Train the model, and leave it with what growth needs in the job's folder."""
         folder, world = context.store.folder(self), context.world
+        machine = settled(context.machine, self.flops, world.size)
         problem = Classification(
             self.task,
             self.data,
             lambda: self._start(context),
-            context.machine,
+            machine,
             world,
             teacher=self.teacher.model if self.teacher else None,
             blocks=self._blocks(),
@@ -170,7 +172,7 @@ class TrainJob(Job):
         with Session(
             problem,
             folder,
-            machine=context.machine,
+            machine=machine,
             world=world,
             flops=(flops_before, self.image_flops),
             observe=observe,

@@ -18,7 +18,7 @@ from rbdc.data import derive_seed
 from rbdc.settings import Machine
 from rbdc.settings.detection import DetectionRecipe
 from rbdc.training import World
-from rbdc.training.machine import torch_device
+from rbdc.training.machine import settled, torch_device
 from rbdc.training.optimizer import timm_optimizer
 from rbdc.training.problem import Problem
 from rbdc.training.state import State
@@ -87,6 +87,7 @@ class Detection(Problem):
     """Train Mask R-CNN on a classifier's features."""
 
     primary_metric = "mask_map"
+    fixed_shapes = False
     recipe: DetectionRecipe
 
     def __init__(
@@ -102,6 +103,7 @@ class Detection(Problem):
         world: World,
     ) -> None:
         """Prepare the batches. `identity` is everything that decides the result."""
+        machine = settled(machine)
         self.classifier, self.splits, self.recipe, self.seed = classifier, splits, recipe, seed
         self.identity, self.name, self.machine, self.world = identity, name, machine, world
         self.epochs = recipe.epochs
@@ -109,7 +111,7 @@ class Detection(Problem):
         batches = partial(
             DetectionBatches,
             device=self.device,
-            workers=machine.workers,
+            workers=machine.workers or 0,
             part=(world.size, world.rank),
         )
         names = splits.class_names
