@@ -125,10 +125,11 @@ def check_machine(machine: Machine, recipe: Optimization, local_rank: int = 0) -
             "can only be clipped by their norm",
             "Use --parallel ddp, or leave --model-ema and --clip-mode out.",
         )
-    if recipe.amp and on_cpu and not _cpu_survives(recipe.amp_dtype or "bfloat16"):
+    dtype = recipe.amp_dtype or "bfloat16"
+    if recipe.amp and on_cpu and not _cpu_survives(dtype):
         raise RunError(
-            f"this CPU crashes with {recipe.amp_dtype} (it reports support for instructions that "
-            "it does not have)",
+            f"this CPU crashes with {dtype} (it reports support for instructions that it does not "
+            "have)",
             "Train without --amp, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 (it is slower).",
         )
 
