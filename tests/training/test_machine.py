@@ -1,19 +1,24 @@
 """What is chosen by default on machines that are not here, and torch's switches for it."""
 
-import subprocess
+import json
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rbdc.errors import RunError
 from rbdc.experiments.train import prepare
+from rbdc.jobs.job import Context, execute
+from rbdc.jobs.store import Store
 from rbdc.jobs.train import TrainJob
 from rbdc.runs import run as runs
 from rbdc.runs.run import Where, chosen_lines, settle
 from rbdc.settings import Cluster, DetectionRecipe, Machine, Request
+from rbdc.training import World, choices, loop
 from rbdc.training import machine as reading
 from rbdc.training.choices import (
     COMPILE_PAYS,
@@ -26,8 +31,8 @@ from rbdc.training.choices import (
     loader_workers,
     training_seconds,
 )
-from rbdc.training.machine import read_facts, settled, usable_cores
-from tests.support import QUICK, TINY, small_recipe
+from rbdc.training.machine import read_facts, set_backends, settled, usable_cores
+from tests.support import QUICK, TINY, forked, small_recipe, started
 
 GB = 1 << 30
 AMPERE: dict[str, Any] = {
@@ -159,9 +164,14 @@ def test_a_run_says_what_it_chose_and_why() -> None:
     ]
 
 
-def prepared(where: Where | None = None, **recipe: Any) -> Any:
+def prepared(folder: Path, where: Where | None = None, **recipe: Any) -> Any:
     request = Request(
-        model="resnet18d", model_kwargs=TINY["resnet18d"], epochs=2.0, baseline_epochs=4
+        model="resnet18d",
+        model_kwargs=TINY["resnet18d"],
+        data=str(folder),
+        in_memory=True,
+        epochs=2.0,
+        baseline_epochs=4,
     )
     return prepare(request, small_recipe(**recipe), where)
 
@@ -170,17 +180,19 @@ def keys(training: Any) -> list[str]:
     return [node.job.key for node in training.nodes]
 
 
-def test_precision_is_in_the_keys_and_a_cpu_s_keys_are_those_of_fp32() -> None:
-    on_cpu = prepared(Where(machine=QUICK))
-    assert keys(on_cpu) == keys(prepared(amp=False, amp_dtype="bfloat16"))
-    on_gpu = prepared(Where(facts=FACTS["RTX 3090"]))
-    assert keys(on_gpu) == keys(prepared(amp=True, amp_dtype="bfloat16"))
-    older = prepared(Where(facts=FACTS["V100"]))
-    assert keys(older) == keys(prepared(amp=True, amp_dtype="float16"))
+def test_precision_is_in_the_keys_and_a_cpu_s_keys_are_those_of_fp32(folder: Path) -> None:
+    on_cpu = prepared(folder, Where(machine=QUICK))
+    assert keys(on_cpu) == keys(prepared(folder, amp=False, amp_dtype="bfloat16"))
+    on_gpu = prepared(folder, Where(facts=FACTS["RTX 3090"]))
+    assert keys(on_gpu) == keys(prepared(folder, amp=True, amp_dtype="bfloat16"))
+    older = prepared(folder, Where(facts=FACTS["V100"]))
+    assert keys(older) == keys(prepared(folder, amp=True, amp_dtype="float16"))
     assert len({*keys(on_cpu), *keys(on_gpu), *keys(older)}) == 3 * len(keys(on_cpu))
 
 
-def test_on_a_cluster_the_worker_s_device_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cluster_the_worker_s_device_decides(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
 
     def worker_facts(_cluster: Cluster, device: str) -> MachineFacts:
@@ -193,7 +205,7 @@ def test_on_a_cluster_the_worker_s_device_decides(monkeypatch: pytest.MonkeyPatc
     assert asked == ["auto"]
     assert settle(where) is where  # asked once
     assert where.machine.workers == 23
-    training = prepared(where)
+    training = prepared(folder, where)
     assert training.setting.recipe.amp
     assert training.run().request["amp_dtype"] == "bfloat16"
     assert "NVIDIA H100, 192 cores / 8 processes: bfloat16" in chosen_lines(
@@ -244,34 +256,77 @@ def test_whether_to_compile_is_decided_for_each_training(monkeypatch: pytest.Mon
     assert settled(Machine(compile=False), LONG).compile is False
 
 
-SWITCHES = """
-import os, torch
-from rbdc.settings import Machine
-from rbdc.training.machine import set_backends
+def test_a_job_does_what_was_chosen(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is this CPU; the choices are those of a GPU."""
+    compiled: list[Any] = []
+    switches: list[tuple[Machine, str, bool]] = []
 
-def seen():
-    return (
-        torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark,
-        # what inductor reads; with the newer names alone this raises
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32,
-        torch.get_float32_matmul_precision(),
-    )
+    def fake_compile(model: Any, *, dynamic: bool) -> Any:
+        compiled.append((model, dynamic))
+        return model
 
-before = seen()
-fast, exact = Machine(deterministic=False, tf32=True), Machine(deterministic=True, tf32=False)
-set_backends(fast, "cpu")
-assert seen() == before
-set_backends(fast, "cuda")
-assert seen() == (False, True, True, True, "high"), seen()
-assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-set_backends(fast, "cuda", fixed_shapes=False)
-assert seen()[1] is False
-assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-set_backends(exact, "cuda")
-assert seen() == (True, False, False, False, "highest"), seen()
-assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-"""
+    def fake_switches(machine: Machine, device: str, *, fixed_shapes: bool) -> None:
+        switches.append((machine, device, fixed_shapes))
+
+    for module in (reading, loop):
+        monkeypatch.setattr(module, "read_facts", lambda _device: FACTS["RTX 3090"])
+    monkeypatch.setattr(loop, "set_backends", fake_switches)
+    monkeypatch.setattr(torch, "compile", fake_compile)
+    job = prepared(folder, Where(machine=QUICK)).nodes[0].job
+    for seconds, count in ((COMPILE_SECONDS, 0), (0.0, 1)):
+        monkeypatch.setattr(choices, "COMPILE_SECONDS", seconds)
+        context = Context(store=Store(tmp_path / str(count)), machine=QUICK, world=World())
+        execute(job, context, observe=lambda _progress: None, stopped=lambda: False)
+        assert len(compiled) == count
+    assert compiled[0][1] is False
+    machine, device, fixed_shapes = switches[-1]
+    assert (machine.tf32, machine.deterministic, device, fixed_shapes) == (
+        True, False, "cuda", True,
+    )  # fmt: skip
+
+
+def test_run_json_has_the_machine_and_what_was_chosen(folder: Path, tmp_path: Path) -> None:
+    started(prepared(folder, Where(machine=QUICK)), tmp_path / "run")
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert record["machine"]["deterministic"] is True
+    assert record["machine"]["channels_last"] is True
+    assert record["device"]["device"] == "cpu"
+    assert record["device"]["cores"] == usable_cores()
+    (line,) = record["device"]["chosen"]
+    assert line.endswith("float32, channels last, deterministic, no data workers")
+    assert record["request"]["amp"] is False
+
+
+def _switch() -> None:
+    def seen() -> tuple[Any, ...]:
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.backends.cudnn.benchmark,
+            # what inductor reads: if only the newer names were set, this would raise
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.allow_tf32,
+            torch.get_float32_matmul_precision(),
+        )
+
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    before = seen()
+    fast, exact = Machine(deterministic=False, tf32=True), Machine(deterministic=True, tf32=False)
+    set_backends(fast, "cpu")
+    assert seen() == before
+    set_backends(fast, "cuda")
+    assert seen() == (False, True, True, True, "high"), seen()
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    set_backends(fast, "cuda", fixed_shapes=False)
+    assert seen()[1] is False
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    set_backends(exact, "cuda")
+    assert seen() == (True, False, False, False, "highest"), seen()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 def test_torch_s_switches_are_set_for_cuda_only() -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", SWITCHES], check=True)
+    process = forked(_switch)  # they are global
+    process.join()
+    assert process.exitcode == 0
