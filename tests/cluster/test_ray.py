@@ -23,6 +23,7 @@ import torch
 
 import rbdc
 from rbdc.cluster import ray_start
+from rbdc.cluster.ray_engine import worker_facts
 from rbdc.cluster.ray_start import ray_started
 from rbdc.cluster.resources import ClusterResources, JobResources, check_resources, job_resources
 from rbdc.errors import Interrupted, RbdcError, RunError
@@ -34,6 +35,7 @@ from rbdc.jobs.store import Store
 from rbdc.plan import Scaling
 from rbdc.settings import Cluster, Machine
 from rbdc.training import join_world
+from rbdc.training.machine import read_facts
 from rbdc.training.world import leave_world
 from rbdc.transfer import load_detector
 from rbdc.transfer.coco import open_splits
@@ -226,6 +228,23 @@ def test_a_node_that_hangs(
     assert "lost its worker 1 times" in driver.said()
     assert_same_model(straight, driver.output)
     cluster.add()
+
+
+def _ask_a_worker(address: str) -> None:
+    facts = worker_facts(Cluster(engine="ray", address=address), "auto")
+    assert facts == read_facts("auto"), facts  # the nodes are this machine, without a GPU
+    try:
+        worker_facts(Cluster(engine="ray", address=address), "abacus")
+    except RunError as error:
+        assert "the device 'abacus' cannot be used" in error.problem
+    else:
+        raise AssertionError("an unknown device")
+
+
+def test_a_worker_describes_its_machine(cluster: RayCluster) -> None:
+    process = cluster.start(_ask_a_worker, cluster.address)
+    process.join(120)
+    assert process.exitcode == 0
 
 
 def _go_on_without_lease(folder: Path, store: Path) -> None:

@@ -15,6 +15,7 @@ from rbdc.data import DataSet
 from rbdc.errors import Interrupted, TrainingError
 from rbdc.growth.mixture_growth import Templates
 from rbdc.training import Task, Trained, World, initial_weights
+from rbdc.training.machine import _cpu_survives
 from rbdc.training.state import State
 from tests.support import QUICK, folder_data, small_data, small_task, train
 
@@ -145,6 +146,17 @@ def test_other_optimizers(opt: str, data: DataSet, tmp_path: Path) -> None:
     task = small_task(RESNET, data, epochs=1, opt=opt, clip_grad=1.0, grad_accum_steps=2)
     straight = run(task, data, tmp_path / "straight")
     assert_equal(straight, run(task, data, tmp_path / "stopped", 3))
+
+
+def test_float16_with_its_scale(data: DataSet, tmp_path: Path) -> None:
+    """What a GPU without bfloat16 does; a CPU can, too, if it has the instructions."""
+    if not _cpu_survives("float16"):
+        pytest.skip("this CPU crashes with float16")
+    task = small_task(DEIT, data, epochs=2, amp=True, amp_dtype="float16", clip_grad=1.0)
+    straight = run(task, data, tmp_path / "straight")
+    assert straight.state.scaler.is_enabled()
+    assert straight.state.scaler.get_scale() < 65536.0  # the first steps overflow and are left out
+    assert_equal(straight, run(task, data, tmp_path / "stopped", 3, 4))
 
 
 def test_part_of_an_epoch_and_rare_evaluation(data: DataSet, tmp_path: Path) -> None:

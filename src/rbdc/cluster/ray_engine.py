@@ -26,6 +26,7 @@ from rbdc.cluster.resources import (
     JobResources,
     Nodes,
     check_resources,
+    each_node,
     job_resources,
 )
 from rbdc.errors import Interrupted, RbdcError, RunError
@@ -34,10 +35,39 @@ from rbdc.jobs.job import Context, Job
 from rbdc.jobs.store import Store
 from rbdc.plan import Scaling
 from rbdc.settings import Cluster
+from rbdc.training.choices import MachineFacts
+from rbdc.training.machine import read_facts
 
 POLL_SECONDS, NODES_SECONDS = 0.5, 2.0
 BOARD_SECONDS = 10  # timeout of a call to the board
 SAVE_SECONDS = 60  # time that running jobs have to save, if the engine ends with an error
+
+
+def worker_facts(cluster: Cluster, device: str) -> MachineFacts:
+    """Describe a worker's machine: what a run chooses is about its device, not the driver's.
+
+    Assumption: all nodes with GPUs are alike, and each GPU has a training process of its own.
+    """
+    with ray_started(cluster.address) as ray:
+        gpus = max((int(count) for count in each_node(ray.nodes(), "GPU")), default=0)
+        on_gpu = gpus > 0 and device in ("auto", "cuda")
+        asked = ray.remote(read_facts.__wrapped__).options(
+            num_gpus=int(on_gpu), max_retries=cluster.retries
+        )
+        try:
+            facts: MachineFacts = ray.get(asked.remote(device))
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, RbdcError):
+                raise error.cause from None
+            raise _unchecked(error) from None
+        except ray.exceptions.RayError as error:
+            raise _unchecked(error) from None
+    return replace(facts, gpus=gpus, processes=gpus) if on_gpu else facts
+
+
+def _unchecked(error: Exception) -> RunError:
+    reason = " ".join(str(error).split())[-300:]
+    return RunError(f"a worker could not be checked: {reason}", "See Ray's logs on its node.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,10 +130,7 @@ class RayEngine:
         try:
             answer = ray.get(asked.remote(packed, measured, str(Path.cwd())))
         except ray.exceptions.RayError as error:
-            reason = " ".join(str(error).split())[-300:]
-            raise RunError(
-                f"a worker could not be checked: {reason}", "See Ray's logs on its node."
-            ) from None
+            raise _unchecked(error) from None
         if isinstance(answer, RbdcError):
             raise answer
         return answer  # type: ignore[no-any-return]

@@ -42,7 +42,7 @@ class ClusterResources:
     @classmethod
     def of(cls, nodes: Nodes) -> Self:
         """Return the sum over the nodes that are alive."""
-        return cls(cpus=sum(_each(nodes, "CPU")), gpus=sum(_each(nodes, "GPU")))
+        return cls(cpus=sum(each_node(nodes, "CPU")), gpus=sum(each_node(nodes, "GPU")))
 
     def fitting(
         self,
@@ -78,7 +78,7 @@ def job_resources(
     `speeds` has the level's measured speed.
     """
     siblings = Counter(levels[job.key] for job in jobs if job.trains)
-    cpus = _each(nodes, "CPU")
+    cpus = each_node(nodes, "CPU")
     resources = {}
     for job in jobs:
         level = levels[job.key]
@@ -95,7 +95,7 @@ def job_resources(
 
 def _gpus(models: int, speed: Scaling, nodes: Nodes) -> int:
     """Return the GPUs per model when `models` siblings train at once."""
-    gpus = [int(count) for count in _each(nodes, "GPU")]
+    gpus = [int(count) for count in each_node(nodes, "GPU")]
     scaling = replace(speed, hardware=replace(speed.hardware, devices_per_node=max(gpus)))
     seconds = {size: scaling.step_seconds(0, size) for size in scaling.group_sizes(sum(gpus))}
     return soonest(max(1, models), seconds, sum(gpus))
@@ -108,7 +108,7 @@ def _at(values: Sequence[Any], level: int, otherwise: Any) -> Any:
 def check_resources(nodes: Nodes, resources: Mapping[str, JobResources]) -> None:
     """Refuse resources that the cluster does not have. `resources` are by a name for messages."""
     for kind in ("GPU", "CPU"):
-        have = _each(nodes, kind)
+        have = each_node(nodes, kind)
         for name, one in resources.items():
             each = one.gpus if kind == "GPU" else one.cpus
             needed = each * one.workers
@@ -125,6 +125,6 @@ def check_resources(nodes: Nodes, resources: Mapping[str, JobResources]) -> None
                 )
 
 
-def _each(nodes: Nodes, kind: str) -> list[float]:
+def each_node(nodes: Nodes, kind: str) -> list[float]:
     """Return how many CPUs or GPUs each living node has."""
     return [node["Resources"].get(kind, 0) for node in nodes if node["Alive"]]

@@ -77,8 +77,11 @@ def chosen_settings(options: Namespace) -> tuple[str, Request, Recipe]:
 
 @contextmanager
 def joined(options: Namespace) -> Iterator["Where"]:
-    """Join the processes that torchrun started, if any; yield where jobs run; leave them."""
-    from rbdc.runs.run import Where
+    """Join the processes that torchrun started, if any; yield where jobs run; leave them.
+
+    What is automatic is chosen for the device of the jobs.
+    """
+    from rbdc.runs.run import Where, settle
     from rbdc.training import join_world
     from rbdc.training.world import leave_world
 
@@ -86,6 +89,7 @@ def joined(options: Namespace) -> Iterator["Where"]:
     cluster = Cluster(**given_settings(options, Cluster))
     try:
         world, node = join_world(machine.device), getattr(options, "node", None)
-        yield Where(machine=machine, cluster=cluster, jobs=options.jobs, world=world, node=node)
+        where = Where(machine=machine, cluster=cluster, jobs=options.jobs, world=world, node=node)
+        yield settle(where)
     finally:
         leave_world()

@@ -60,7 +60,7 @@ def compare_command(options: Namespace) -> None:
     )
     output = options.output or Path("runs") / f"compare-{Path(name).stem}"
     with joined(options) as where:
-        comparison = prepare_comparison(request, recipe, spec, where.world)
+        comparison = prepare_comparison(request, recipe, spec, where)
         show_comparison(comparison, output, options, where)
 
 
@@ -80,7 +80,7 @@ def show_comparison(
     from rbdc.experiments.results import flops_of
     from rbdc.report.compare import cost_lines, plan_lines
     from rbdc.report.live import LiveRun
-    from rbdc.runs.run import check
+    from rbdc.runs.run import check, chosen_lines
 
     setting, planned, run = comparison.setting, comparison.planned, comparison.run()
     if not options.dry_run:
@@ -91,6 +91,7 @@ def show_comparison(
         f"{setting.model} on {setting.data.name}, {setting.baseline_epochs:g} epochs of standard "
         f"training; seeds {comparison.spec.seeds}",
         *cost_lines(len(planned), len(run.nodes), *flops_of(planned), setting.baseline_flops),
+        *chosen_lines(run, where),
         f"output {output}\n",
     ]
     console.print("\n".join(lines), highlight=False)

@@ -52,7 +52,9 @@ class Parser(argparse.ArgumentParser):
         for name, schema in schemas(settings).items():
             if not only or name in only:
                 text = " ".join(schema["description"].split()).replace("%", "%%")
-                switch = {"action": BooleanOptionalAction} if hints[name] is bool else {}
+                switch = (
+                    {"action": BooleanOptionalAction} if _main_type(schema) == "boolean" else {}
+                )
                 self.add(f"--{name.replace('_', '-')}", type=hints[name], group=group,
                          brief=name in brief, default=SUPPRESS,
                          help=_with_default(text, schema.get("default")), **switch)  # fmt: skip

@@ -51,7 +51,7 @@ def reproduce_command(options: Namespace) -> None:
     output = options.output or Path("runs") / f"{options.experiment}-{options.scale}"
     with joined(options) as where:
         cases = {
-            case.name: prepare_case(case, given, seeds=options.seeds, world=where.world, data=data)
+            case.name: prepare_case(case, given, seeds=options.seeds, where=where, data=data)
             for case in experiment.cases
         }
         speaks = where.world.is_main and not options.json

@@ -33,16 +33,16 @@ def train_command(options: Namespace) -> None:
     from rbdc.report.live import LiveRun
     from rbdc.report.page import REPORT, write_report
     from rbdc.report.run import result_lines
-    from rbdc.runs.run import check, execute
+    from rbdc.runs.run import check, chosen_lines, execute
 
     name, request, recipe = chosen_settings(options)
     output = options.output or Path("runs") / Path(name).stem
     with joined(options) as where:
-        training = prepare(request, recipe, where.world)
+        training = prepare(request, recipe, where)
         run = training.run()
         check(run, output, where)
         if where.world.is_main:
-            _introduce(training, name, output)
+            _introduce(training, name, output, chosen_lines(run, where))
         if options.dry_run:
             return
         with LiveRun(run.nodes, make_console(quiet=not where.world.is_main)) as live:
@@ -52,7 +52,7 @@ def train_command(options: Namespace) -> None:
             print(f"open       {write_report([output], output / REPORT)}")
 
 
-def _introduce(training: "Training", name: str, output: Path) -> None:
+def _introduce(training: "Training", name: str, output: Path, chosen: list[str]) -> None:
     from rbdc.report.plan import plan_table
 
     recipe, data = training.setting.recipe, training.setting.data
@@ -62,7 +62,8 @@ def _introduce(training: "Training", name: str, output: Path) -> None:
         f"{recipe.batch_size}, transition {', '.join(training.setting.transition)}\n"
         f"data {data.name}: {len(data.train):,} training and {len(data.test):,} test images, "
         f"{len(data.class_names)} classes\n"
-        f"output {output}\n"
+        + "".join(f"{line}\n" for line in chosen)
+        + f"output {output}\n"
     )
     for image in data.skipped:
         print(f"skipped, cannot be decoded: {image}")

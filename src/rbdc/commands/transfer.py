@@ -12,6 +12,7 @@ from rbdc.errors import RbdcError
 from rbdc.settings import DetectionRecipe, read_detection_recipe
 
 if TYPE_CHECKING:
+    from rbdc.runs.run import Where
     from rbdc.transfer.prepare import Transfer
 
 
@@ -52,16 +53,16 @@ def transfer_command(options: Namespace) -> None:
     from rbdc.report.live import LiveRun
     from rbdc.report.page import REPORT, write_report
     from rbdc.report.transfer import transfer_table
-    from rbdc.runs.run import check, execute
+    from rbdc.runs.run import check, chosen_lines, execute
 
     output = options.output or Path("runs") / f"transfer-{Path(options.recipe).stem}"
     with joined(options) as where:
-        transfer = _prepare(options)
+        transfer = _prepare(options, where)
         run = transfer.run()
         check(run, output, where)
         console = make_console(quiet=not where.world.is_main or options.json)
         if not console.quiet:
-            _introduce(transfer, options.recipe, output)
+            _introduce(transfer, options.recipe, output, chosen_lines(run, where))
         if options.dry_run:
             return
         with LiveRun(run.nodes, console) as live:
@@ -73,7 +74,7 @@ def transfer_command(options: Namespace) -> None:
             console.print(f"open {write_report([output], output / REPORT)}", highlight=False)
 
 
-def _prepare(options: Namespace) -> "Transfer":
+def _prepare(options: Namespace, where: "Where") -> "Transfer":
     from rbdc.transfer.coco import open_splits
     from rbdc.transfer.jobs import find_backbone
     from rbdc.transfer.prepare import prepare_transfer
@@ -102,11 +103,12 @@ def _prepare(options: Namespace) -> "Transfer":
         open_splits(*files),
         recipe,
         **seeds,
-        request={**data, **recipe.to_json(), **seeds},
+        where=where,
+        request={**data, **seeds},
     )
 
 
-def _introduce(transfer: "Transfer", name: str, output: Path) -> None:
+def _introduce(transfer: "Transfer", name: str, output: Path, chosen: list[str]) -> None:
     from rbdc.report.units import readable_flops
 
     recipe, splits = transfer.recipe, transfer.splits
@@ -126,5 +128,6 @@ def _introduce(transfer: "Transfer", name: str, output: Path) -> None:
     print(
         f"recipe {name}: {recipe.opt}, learning rate {recipe.lr:.3g} at a batch of "
         f"{recipe.batch_size}, {recipe.epochs:g} epochs, short side {recipe.min_size} px\n"
-        f"output {output}\n"
+        + "".join(f"{line}\n" for line in chosen)
+        + f"output {output}\n"
     )

@@ -22,9 +22,8 @@ from rbdc.jobs.layout import JOBS
 from rbdc.jobs.store import Store
 from rbdc.jobs.train import TrainJob
 from rbdc.metrics import find_metric
-from rbdc.runs.run import Result, Run, Where, check, execute
+from rbdc.runs.run import Result, Run, Where, check, execute, settle
 from rbdc.settings import Cluster, Machine, Recipe, Request, read_recipe, split_settings
-from rbdc.training import World
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,8 +195,9 @@ def compare(
     `settings` override the recipe's. The same call continues what was stopped.
     """
     chosen = split_settings(read_recipe(recipe), settings)
-    comparison = prepare_comparison(*chosen, spec or ComparisonSpec())
     where = Where(machine=machine or Machine(), cluster=cluster or Cluster(), jobs=jobs)
+    where = settle(where)
+    comparison = prepare_comparison(*chosen, spec or ComparisonSpec(), where)
     check(comparison.run(), Path(output), where)
     return run_comparison(comparison, Path(output), where, watch)
 
@@ -206,11 +206,11 @@ def prepare_comparison(
     request: Request,
     recipe: Recipe,
     spec: ComparisonSpec,
-    world: World | None = None,
+    where: Where | None = None,
     data: DataSet | None = None,
 ) -> Comparison:
     """Open the data and fit the model; refuse what does not fit a protocol."""
-    setting = make_setting(request, recipe, world or World(), data)
+    setting = make_setting(request, recipe, where, data)
     protocols = {text: parse_protocol(text) for text in spec.protocols}
     for text, protocol in protocols.items():
         try:

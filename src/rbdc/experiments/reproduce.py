@@ -16,8 +16,8 @@ from rbdc.errors import RecipeError, nearest
 from rbdc.experiments.compare import Comparison, ComparisonSpec, prepare_comparison
 from rbdc.growth import Setting
 from rbdc.plan import IMAGENET_IMAGES
+from rbdc.runs.run import Where
 from rbdc.settings import read_recipe, split_settings
-from rbdc.training import World
 
 Scale = Literal["paper", "small"]
 _FILES = files("rbdc.settings") / "experiments"
@@ -78,7 +78,7 @@ def prepare_case(
     given: Mapping[str, Any],
     *,
     seeds: int | None = None,
-    world: World | None = None,
+    where: Where | None = None,
     data: DataSet | None = None,
 ) -> Comparison:
     """Prepare the comparison of a case; `given` settings override the file's."""
@@ -90,7 +90,7 @@ def prepare_case(
         standard_budgets=case.standard_budgets,
         seeds=seeds or case.seeds,
     )
-    comparison = prepare_comparison(request, recipe, spec, world, data)
+    comparison = prepare_comparison(request, recipe, spec, where, data)
     if case.narrow_epochs:
         budgets = tuple(_budget(comparison.setting, epochs) for epochs in case.narrow_epochs)
         comparison = replace(comparison, spec=replace(spec, budgets=budgets))

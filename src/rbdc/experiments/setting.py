@@ -6,18 +6,26 @@ from rbdc.data import DataSet, open_data
 from rbdc.errors import RecipeError
 from rbdc.growth import Setting
 from rbdc.models import ModelSpec, family
+from rbdc.runs.run import Where, settle
 from rbdc.settings import Recipe, Request
 from rbdc.training import World, fit_to_data
+from rbdc.training.choices import choose_precision
 from rbdc.training.teacher import load_teacher
 
 
 def make_setting(
-    request: Request, recipe: Recipe, world: World, data: DataSet | None = None
+    request: Request, recipe: Recipe, where: Where | None = None, data: DataSet | None = None
 ) -> Setting:
-    """Open the data unless it is given, fit the model to it, and load the recipe's teacher."""
+    """Open the data unless it is given, fit the model to it, and load the recipe's teacher.
+
+    The precision is decided here, for the device in `where`: it is part of the jobs' keys.
+    """
     if request.model is None:
         raise RecipeError("no model is named", "Give --model, a timm name, or a recipe that does.")
-    data = data or _open(request, world)
+    where = settle(where or Where())
+    assert where.facts is not None
+    recipe = choose_precision(recipe, where.facts)
+    data = data or _open(request, where.world)
     arguments = dict(request.model_kwargs)
     if request.img_size is not None:
         arguments["img_size"] = request.img_size

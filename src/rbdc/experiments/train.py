@@ -16,9 +16,8 @@ from rbdc.jobs.layout import AVERAGE, JOBS, MODEL
 from rbdc.jobs.store import Store
 from rbdc.models import copy_model, timm_builds
 from rbdc.plan import Plan
-from rbdc.runs.run import Result, Run, Where, start
+from rbdc.runs.run import Result, Run, Where, settle, start
 from rbdc.settings import Cluster, Machine, Recipe, Request, read_recipe, split_settings
-from rbdc.training import World
 
 _PLANNING = ("total_flops", "epochs", "total_epochs", "schedule", "costs", "rounding")
 
@@ -91,9 +90,12 @@ def _sum(results: Iterable[Mapping[str, Any]], name: str) -> float:
     return sum(float(result.get(name, 0)) for result in results)
 
 
-def prepare(request: Request, recipe: Recipe, world: World | None = None) -> Training:
-    """Open the data, make the plan and the jobs; refuse what does not fit together."""
-    setting = make_setting(request, recipe, world or World())
+def prepare(request: Request, recipe: Recipe, where: Where | None = None) -> Training:
+    """Open the data, make the plan and the jobs; refuse what does not fit together.
+
+    The device in `where`, by default this machine's, decides the precision.
+    """
+    setting = make_setting(request, recipe, where)
     protocol = Rbdc(
         steps=request.steps, planning={name: getattr(request, name) for name in _PLANNING}
     )
@@ -130,8 +132,9 @@ def train(
     Recipe: `train("runs/x", recipe="deit", model="deit_base_patch16_224", data="/data/imagenet",
     steps=2, budget=0.7, lr=5e-4)`. The same call continues a run that was stopped.
     """
-    training = prepare(*split_settings(read_recipe(recipe), settings))
     where = Where(machine=machine or Machine(), cluster=cluster or Cluster(), jobs=jobs)
+    where = settle(where)
+    training = prepare(*split_settings(read_recipe(recipe), settings), where)
     result = start(training.run(), output, where, watch)
     assert result is not None
     return result

@@ -95,7 +95,7 @@ class GrowJob(QuickJob):
             batch_size=256,
             part=(world.size, world.rank),
             device=device,
-            workers=machine.workers,
+            workers=machine.workers or 0,
         )
         (scores,) = evaluate([grown.model.to(device)], test, world, nullcontext())
         tensors: dict[str, Tensor] = {f"model/{k}": v for k, v in grown.model.state_dict().items()}
@@ -127,7 +127,7 @@ class GrowJob(QuickJob):
             seed=self.seed,
             batch_size=recipe.batch_size,
             device=device,
-            workers=context.machine.workers,
+            workers=context.machine.workers or 0,
         )
         return GrowthContext(
             seed=self.seed,

@@ -47,6 +47,8 @@ class Job(ABC):
 
     trains: ClassVar[bool] = False
     """Whether it is a training: it takes long and reports progress."""
+    compiles: ClassVar[bool] = False
+    """Whether torch.compile may pay: a training whose batches have one shape."""
     parents: "tuple[Job, ...]"
     """Jobs that must be finished first."""
     metrics: ClassVar[tuple[str, ...]] = ("top1",)
@@ -96,7 +98,7 @@ class Job(ABC):
 
     def loader_processes(self, machine: Machine) -> int:
         """Return how many processes decode images beside a training."""
-        return machine.workers
+        return machine.workers or 0
 
     def measure_concurrency(self, siblings: int, threads: int, machine: Machine) -> int:  # noqa: ARG002
         """Return how many such jobs at a time finish first on this machine."""

@@ -23,7 +23,7 @@ from rbdc.settings.schema import schemas
 from rbdc.training import Observer, Session, Start, Task, Trained, initial_weights
 from rbdc.training.checkpoint import read_state, write_state
 from rbdc.training.classification import Classification
-from rbdc.training.machine import check_machine, torch_device
+from rbdc.training.machine import check_machine, settled, torch_device
 from rbdc.training.optimizer import optimizer_slots
 from rbdc.training.state import select_prefix
 from rbdc.training.teacher import Teacher
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 class TrainJob(TrainingJob):
     """Train a task's model on the data, and save what the next growth step needs of it."""
 
+    compiles = True
     task: Task
     data: DataSet = field(repr=False, compare=False)
     initial: "GrowJob | None" = None
@@ -142,7 +143,7 @@ class TrainJob(TrainingJob):
     def loader_processes(self, machine: Machine) -> int:
         """Return how many processes decode images: none for images in memory."""
         in_memory = self.data.in_memory and self.task.recipe.batched
-        return 0 if in_memory else machine.workers
+        return 0 if in_memory else machine.workers or 0
 
     def measure_concurrency(self, siblings: int, threads: int, machine: Machine) -> int:
         """Return how many siblings at a time give the most images per second; one on a GPU."""
@@ -177,11 +178,12 @@ class TrainJob(TrainingJob):
         return json.dumps(content, sort_keys=True)
 
     def session(self, context: Context, observe: Observer, resume_at: int | None = None) -> Session:
+        machine = settled(context.machine, self.flops, context.world.size)
         problem = Classification(
             self.task,
             self.data,
             lambda: self._start(context),
-            context.machine,
+            machine,
             context.world,
             teacher=self.teacher.model if self.teacher else None,
             blocks=self._blocks(),
@@ -190,7 +192,7 @@ class TrainJob(TrainingJob):
         return Session(
             problem,
             context.store.folder(self),
-            machine=context.machine,
+            machine=machine,
             world=context.world,
             flops=(flops_before, self.image_flops),
             observe=observe,

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 
-from rbdc.cluster.ray_engine import RayEngine
+from rbdc.cluster.ray_engine import RayEngine, worker_facts
 from rbdc.disk import free_bytes, is_writable, write_json
 from rbdc.errors import Interrupted, RunError, TrainingError, nearest
 from rbdc.jobs.engine import Engine, Event, InProcess, SideBySide, Watcher
@@ -30,7 +30,8 @@ from rbdc.jobs.store import Store, folder_name
 from rbdc.runs.record import FORMAT, check_same, read_record
 from rbdc.settings import Cluster, Machine
 from rbdc.training import World
-from rbdc.training.machine import default_threads
+from rbdc.training.choices import MachineFacts, choice_lines, choose_machine
+from rbdc.training.machine import default_threads, read_facts
 
 Result = dict[str, Any]
 
@@ -72,12 +73,46 @@ class Where:
     """Train only the model of this name, in this process; its parents must be trained."""
     engine: Engine | None = None
     """Another engine than this machine's or the cluster's."""
+    facts: MachineFacts | None = None
+    """The device that jobs run on and its machine, once `settle` has chosen for it."""
+
+
+def settle(where: Where) -> Where:
+    """Choose what is automatic for the device of the jobs, which may be a cluster's."""
+    if where.facts is not None:
+        return where
+    facts = where.world.broadcast(lambda: _facts(where))
+    return replace(where, facts=facts, machine=choose_machine(where.machine, facts))
+
+
+def _facts(where: Where) -> MachineFacts:
+    device = where.machine.device
+    if where.cluster.engine == "ray" and where.cluster.address and device != "cpu":
+        return worker_facts(where.cluster, device)
+    facts = read_facts(device)
+    return replace(facts, processes=facts.processes * (where.jobs or 1))
+
+
+def chosen_lines(run: Run, where: Where) -> list[str]:
+    """Return what is chosen for a run's trainings on their device and why, for people."""
+    where, request = settle(where), run.request
+    assert where.facts is not None
+    trainings = [node.job for node in run.nodes if node.job.trains]
+    return choice_lines(
+        where.machine,
+        where.facts,
+        str(request["amp_dtype"]) if request.get("amp") else "float32",
+        [job.flops for job in trainings if job.compiles],
+        workers=max(job.loader_processes(where.machine) for job in trainings),
+        processes=where.world.size,
+    )
 
 
 def start(
     run: Run, output: str | Path, where: Where, watch: Watcher = lambda _event: None
 ) -> Result | None:
     """Check a run, then execute what is not finished of it. See `check` and `execute`."""
+    where = settle(where)
     check(run, Path(output), where)
     return execute(run, Path(output), where, watch)
 
@@ -107,6 +142,7 @@ def execute(run: Run, output: Path, where: Where, watch: Watcher) -> Result | No
     The same run on the same folder continues where it stopped; another one is refused. Returns
     None if only one model was asked for (`where.node`) and others are not trained yet.
     """
+    where = settle(where)
     store, world = Store(output / JOBS), where.world
     alone = where.node is not None
     jobs = _jobs_of(run, where.node, store) if where.node else [node.job for node in run.nodes]
@@ -244,6 +280,7 @@ class Concurrency:
 
 def _begin(run: Run, output: Path, where: Where) -> Concurrency:
     """Check an old folder's request against this one, and write down how the run is run."""
+    assert where.facts is not None
     old = read_record(output)
     identity = json.loads(json.dumps(run.identity))
     if old:
@@ -262,6 +299,7 @@ def _begin(run: Run, output: Path, where: Where) -> Concurrency:
         },
         "data": dict(run.data),
         "machine": where.machine.to_json(),
+        "device": {**asdict(where.facts), "chosen": chosen_lines(run, where)},
         "environment": environment(),
         "command": (old or {}).get("command", sys.argv[1:]),
         "started": (old or {}).get("started", datetime.now(UTC).isoformat(timespec="seconds")),

@@ -1,4 +1,7 @@
-"""What a training runs on. Nothing here changes what is trained."""
+"""What a training runs on. Nothing here changes what is trained.
+
+None is automatic: `rbdc.training.choices` chooses by the device.
+"""
 
 from typing import Literal
 
@@ -13,16 +16,21 @@ class Machine(Settings):
     """cuda, cpu, mps, ...; auto: the best device available"""
     threads: Whole = 0
     """CPU threads per training; 0 uses all cores not taken by data workers"""
-    workers: Whole = 2
-    """data workers per training; images in memory need none"""
-    channels_last: bool = True
-    """use the channels-last memory format, which is faster on most devices"""
-    deterministic: bool = True
-    """use deterministic GPU kernels, which a bitwise identical resume needs"""
+    workers: Whole | None = None
+    """data workers per training; by default the cores that each process may use, 2 on a CPU; images
+    in memory need none"""
+    channels_last: bool | None = None
+    """use the channels-last memory format; by default on, except on mps"""
+    deterministic: bool | None = None
+    """use deterministic kernels, which a bitwise identical resume needs; by default only on a CPU,
+    where they cost nothing"""
+    tf32: bool | None = None
+    """round float32 matrix products to TF32; by default on where the GPU has it"""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """how several processes train one model: full weights in each (ddp) or sharded (FSDP2)"""
-    compile: bool = False
-    """compile the model with torch.compile"""
+    compile: bool | None = None
+    """compile the model with torch.compile; by default on CUDA, for trainings long enough to pay
+    for it"""
     checkpoint_minutes: Amount = 10.0
     """largest time between checkpoints, in minutes"""
     checkpoint_epochs: Count = 1

@@ -108,10 +108,11 @@ class Optimization(Settings):
     """decay of the EMA weights, per update"""
     model_ema_warmup: bool = False
     """let the EMA decay grow from 0"""
-    amp: bool = False
-    """train in mixed precision"""
-    amp_dtype: Literal["bfloat16", "float16"] = "bfloat16"
-    """data type of mixed precision; float16 scales the loss"""
+    amp: bool | None = None
+    """train in mixed precision; by default on CUDA only"""
+    amp_dtype: Literal["bfloat16", "float16"] | None = None
+    """data type of mixed precision; by default bfloat16, and float16, which scales the loss, on
+    CUDA GPUs without it"""
     sync_bn: bool = False
     """compute batch-norm statistics over all processes; needs GPUs"""
     eval_epochs: Count = 1

@@ -15,7 +15,7 @@ from rbdc.data import Batch, DataSet, EvaluationBatches, TrainingBatches, derive
 from rbdc.models import build, build_empty, export, halves_layout
 from rbdc.settings import Machine
 from rbdc.training.evaluation import evaluate
-from rbdc.training.machine import torch_device
+from rbdc.training.machine import settled, torch_device
 from rbdc.training.objective import Objective
 from rbdc.training.optimizer import make_optimizer, make_schedule
 from rbdc.training.problem import Problem
@@ -55,6 +55,7 @@ def classifier_state(
     teacher: nn.Module | None = None,
 ) -> State:
     """Return the state of a classifier. Without a start, its weights are uninitialised."""
+    machine = settled(machine)
     objective = Objective(task.recipe, teacher.to(device).eval() if teacher else None)
     model: Any = start.model if start else _parametrized(build_empty(task.model), task)
     if teacher and hasattr(model, "set_distilled_training"):
@@ -100,6 +101,7 @@ class Classification(Problem):
 
         If `blocks` > 1, the norms of `blocks` x `blocks` blocks of each weight are logged.
         """
+        machine = settled(machine)
         self.task, self.data, self.start, self.machine = task, data, start, machine
         self.world, self.teacher = world, teacher
         self.name, self.recipe, self.epochs = str(task.model), task.recipe, task.epochs
@@ -113,7 +115,7 @@ class Classification(Problem):
             batch_size=task.recipe.batch_size,
             micro_batches=(world.size * micro, range(world.rank * micro, (world.rank + 1) * micro)),
             device=self.device,
-            workers=machine.workers,
+            workers=machine.workers or 0,
         )
         self.test = EvaluationBatches(
             data,
@@ -121,7 +123,7 @@ class Classification(Problem):
             batch_size=max(256, task.recipe.batch_size // world.size),
             part=(world.size, world.rank),
             device=self.device,
-            workers=machine.workers,
+            workers=machine.workers or 0,
         )
         self.steps_per_epoch = self.training.steps_per_epoch
         self.steps = task.steps(self.steps_per_epoch)

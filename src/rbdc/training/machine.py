@@ -1,14 +1,23 @@
-"""The devices and capabilities of this machine."""
+"""The devices and capabilities of this machine, and torch's switches for them."""
 
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
+from math import ceil
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from rbdc.errors import RunError
 from rbdc.settings import Machine, Optimization
+from rbdc.training.choices import MachineFacts, choose_compile, choose_machine
+
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of this container: microseconds, per how many
 
 
 def torch_device(machine: Machine, local_rank: int = 0) -> torch.device:
@@ -36,12 +45,73 @@ def default_threads(workers: int) -> int:
     return max(1, torch.get_num_threads() - workers)
 
 
-def make_deterministic() -> None:
-    """Use deterministic algorithms on GPUs; CPUs always do."""
-    if torch.cuda.is_available():
+@cache
+def read_facts(device: str = "auto") -> MachineFacts:
+    """Describe this machine and its device, as torch sees it."""
+    found = torch_device(Machine(device=device), int(os.environ.get("LOCAL_RANK", "0")))
+    of_device: dict[str, Any] = {}
+    if found.type == "cuda":
+        gpu = torch.cuda.get_device_properties(found)
+        of_device = {
+            "name": gpu.name,
+            "capability": (gpu.major, gpu.minor),
+            "gpu_bytes": gpu.total_memory,
+            "gpus": torch.cuda.device_count(),
+            "bfloat16": torch.cuda.is_bf16_supported(including_emulation=False),
+            "tf32": torch.cuda.is_tf32_supported(),
+        }
+    compilers = any(map(shutil.which, ("cc", "gcc", "clang")))
+    return MachineFacts(
+        device=found.type,
+        **of_device,
+        compiler=compilers and importlib.util.find_spec("triton") is not None,
+        cores=usable_cores(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        processes=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        platform=sys.platform,
+    )
+
+
+def usable_cores() -> int:
+    """Return the CPU cores that this process may use: its affinity, and its container's quota."""
+    cores = os.cpu_count() or 1
+    if sys.platform == "linux":
+        cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = CPU_QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else min(cores, ceil(int(quota) / int(period)))
+
+
+def settled(machine: Machine, flops: float | None = None, processes: int = 1) -> Machine:
+    """Return the settings with everything chosen for this process's device.
+
+    Whether to compile depends on the FLOPs of the training; without them it is not decided.
+    """
+    facts = read_facts(machine.device)
+    chosen = choose_machine(machine, facts)
+    if flops is None:
+        return chosen
+    return replace(chosen, compile=choose_compile(chosen, facts, flops, processes)[0])
+
+
+def set_backends(machine: Machine, device: str, *, fixed_shapes: bool = True) -> None:
+    """Set torch's switches for a training on this type of device. CPUs have none of them.
+
+    cuDNN's benchmark tries the kernels for each new shape, so it costs where shapes vary.
+    """
+    if device != "cuda":
+        return
+    deterministic = bool(machine.deterministic)
+    if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS starts
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    torch.backends.cudnn.benchmark = fixed_shapes and not deterministic
+    # Not the newer fp32_precision: inductor still reads allow_tf32 (_inductor/kernel/bmm.py), which
+    # then raises (pytorch issue 166387). These two can be read by either name.
+    torch.set_float32_matmul_precision("high" if machine.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = bool(machine.tf32)
 
 
 def check_machine(machine: Machine, recipe: Optimization, local_rank: int = 0) -> None:
@@ -55,10 +125,11 @@ def check_machine(machine: Machine, recipe: Optimization, local_rank: int = 0) -
             "can only be clipped by their norm",
             "Use --parallel ddp, or leave --model-ema and --clip-mode out.",
         )
-    if recipe.amp and on_cpu and not _cpu_survives(recipe.amp_dtype):
+    dtype = recipe.amp_dtype or "bfloat16"
+    if recipe.amp and on_cpu and not _cpu_survives(dtype):
         raise RunError(
-            f"this CPU crashes with {recipe.amp_dtype} (it reports support for instructions that "
-            "it does not have)",
+            f"this CPU crashes with {dtype} (it reports support for instructions that it does not "
+            "have)",
             "Train without --amp, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 (it is slower).",
         )
 

@@ -24,6 +24,8 @@ class Problem(ABC):
     """Total number of updates."""
     primary_metric: str
     """Name of the score by which the best model is chosen."""
+    fixed_shapes: bool = True
+    """Whether all training batches have one shape."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:

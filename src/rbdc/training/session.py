@@ -21,7 +21,7 @@ from rbdc.metrics import find_metric
 from rbdc.settings import Machine
 from rbdc.training.checkpoint import latest_checkpoint, save_checkpoint
 from rbdc.training.logs import Logs
-from rbdc.training.machine import make_deterministic
+from rbdc.training.machine import read_facts, set_backends, settled
 from rbdc.training.problem import Problem
 from rbdc.training.progress import Observer, Progress, Trained
 from rbdc.training.sharding import full_tensor
@@ -56,8 +56,8 @@ class Session:
         """
         if machine.threads:
             torch.set_num_threads(machine.threads)
-        if machine.deterministic:
-            make_deterministic()
+        machine, device = settled(machine), read_facts(machine.device).device
+        set_backends(machine, device, fixed_shapes=problem.fixed_shapes)
         self.problem, self.folder, self.machine = problem, folder, machine
         self.world, self.observe, self.flops = world, observe, flops
         self.steps, self.steps_per_epoch = problem.steps, problem.steps_per_epoch

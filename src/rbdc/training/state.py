@@ -64,11 +64,13 @@ class State:
             restore_optimizer(self.model, self.optimizer, *moments)
         self.schedule = make_schedule(self.optimizer)
         self.scaler = torch.amp.GradScaler(
-            device.type, enabled=recipe.amp and recipe.amp_dtype == "float16"
+            device.type, enabled=bool(recipe.amp) and recipe.amp_dtype == "float16"
         )
         self.forward: Any = self.model
         if machine.compile:
-            self.forward = torch.compile(self.forward)
+            # Batches have one shape. Siblings have one graph, so they share one compilation through
+            # inductor's cache on disk, which is on by default.
+            self.forward = torch.compile(self.forward, dynamic=False)
         if world.size > 1 and not self.sharded:
             # Without find_unused_parameters, DDP would rebuild its gradient buckets after the first
             # step of every session, and sums over three or more processes round by bucket order.
@@ -98,7 +100,7 @@ class State:
         """Return the recipe's autocast context."""
         if not self.recipe.amp:
             return nullcontext()
-        return torch.autocast(self.device.type, getattr(torch, self.recipe.amp_dtype))
+        return torch.autocast(self.device.type, getattr(torch, self.recipe.amp_dtype or "bfloat16"))
 
     def update(self, micro: Sequence[Any]) -> Tensor:
         """Take an optimizer step on this process's micro-batches. Return the loss on the device."""

@@ -17,7 +17,7 @@ from rbdc.data import derive_seed
 from rbdc.settings import Machine
 from rbdc.settings.detection import DetectionRecipe
 from rbdc.training import World
-from rbdc.training.machine import torch_device
+from rbdc.training.machine import settled, torch_device
 from rbdc.training.optimizer import timm_optimizer
 from rbdc.training.problem import Problem
 from rbdc.training.state import State
@@ -56,16 +56,18 @@ class Detection(Problem):
     """Train Mask R-CNN on a classifier's features."""
 
     primary_metric = "mask_map"
+    fixed_shapes = False
     recipe: DetectionRecipe
 
     def __init__(self, job: "DetectJob", machine: Machine, world: World) -> None:
+        machine = settled(machine)
         self.job, self.machine, self.world = job, machine, world
         self.recipe, self.splits, self.seed = job.recipe, job.splits, job.seed
         self.name = f"Mask R-CNN on {job.backbone.spec}"
         self.classifier = job.backbone.open(job.seed)
         self.device = torch_device(machine, world.local_rank)
-        part = (world.size, world.rank)
-        batches = partial(DetectionBatches, device=self.device, workers=machine.workers, part=part)
+        workers, part = machine.workers or 0, (world.size, world.rank)
+        batches = partial(DetectionBatches, device=self.device, workers=workers, part=part)
         (train, val), names = self.splits, self.splits.class_names
         self.training = batches(
             samples=DetectionSamples(train, names, make_transform(self.recipe), self.seed),

@@ -12,8 +12,9 @@ from rbdc.errors import RunError
 from rbdc.jobs.job import Node
 from rbdc.jobs.layout import JOBS
 from rbdc.jobs.store import Store, folder_name
-from rbdc.runs.run import Result, Run
+from rbdc.runs.run import Result, Run, Where, settle
 from rbdc.settings.detection import DetectionRecipe
+from rbdc.training.choices import choose_precision
 from rbdc.transfer.coco import Splits
 from rbdc.transfer.jobs import SCRATCH, Backbone, DetectJob
 
@@ -27,7 +28,7 @@ class Transfer:
     splits: Splits
     seeds: tuple[int, ...]
     request: Mapping[str, Any] = field(default_factory=dict)
-    """The settings as they were asked for."""
+    """What else was asked for: backbones, data, seeds."""
 
     @cached_property
     def jobs(self) -> dict[str, DetectJob]:
@@ -54,7 +55,7 @@ class Transfer:
         return Run(
             kind="transfer",
             nodes=[Node(name=name, level=0, job=job) for name, job in self.jobs.items()],
-            request=self.request,
+            request={**self.request, **self.recipe.to_json()},
             identity={"transfer": {"recipe": self.recipe.to_json(), "data_set": data}},
             data=splits,
             result=self._result,
@@ -89,12 +90,17 @@ def prepare_transfer(
     *,
     seed: int = 0,
     seeds: int = 1,
+    where: Where | None = None,
     request: Mapping[str, Any] | None = None,
 ) -> Transfer:
     """Prepare detectors for each backbone, from `seeds` seeds each.
 
-    Backbones are named by the ends of their paths, if these differ.
+    Backbones are named by the ends of their paths, if these differ. The device in `where`, by
+    default this machine's, decides the precision.
     """
+    where = settle(where or Where())
+    assert where.facts is not None
+    recipe = choose_precision(recipe, where.facts)
     if seeds < 1:
         raise RunError(f"seeds is {seeds}, expected 1 or more", "1 trains a backbone once.")
     same = Counter((backbone.sha256, backbone.spec) for backbone in backbones)
