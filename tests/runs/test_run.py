@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -302,7 +303,9 @@ def test_a_nan_stops_with_step_and_images_and_the_rest_goes_on(
 
     def poisoned(self: Any, micro: Any) -> Any:
         if self.seed == seed and self.step == 3:
-            micro[0].images[2, 0, 3, 3] = float("nan")
+            images = micro[0].images.clone()  # its siblings train on the same batch
+            images[2, 0, 3, 3] = float("nan")
+            micro = [replace(micro[0], images=images), *micro[1:]]
         return update(self, micro)
 
     monkeypatch.setattr(rbdc.training.state.State, "update", poisoned)
