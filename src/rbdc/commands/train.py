@@ -13,6 +13,7 @@ from rbdc.commands.options import (
     default_recipe,
     given_settings,
 )
+from rbdc.commands.speeds import add_speeds, check_speed_options
 from rbdc.commands.where import joined
 from rbdc.settings import Recipe, Request, read_recipe, split_settings
 
@@ -37,6 +38,7 @@ def train_parser() -> Parser:
         "that start each training themselves")  # fmt: skip
     add("--dry-run", action="store_true", help="check everything and print the plan, then stop")
     parser.add_settings("What to train", Request, brief=BRIEF_REQUEST)
+    add_speeds(parser, parser.add_argument_group("Speeds, for a budget in hours"))
     add_recipe(parser)
     add_machine(parser)
     return parser
@@ -44,18 +46,27 @@ def train_parser() -> Parser:
 
 def train_command(options: Namespace) -> None:
     """Train the tree, or continue it."""
+    from rbdc.experiments.speeds import speeds_of
     from rbdc.experiments.train import prepare
     from rbdc.report.live import LiveRun
     from rbdc.report.page import REPORT, write_report
     from rbdc.report.run import result_lines
     from rbdc.runs.run import check, execute
 
+    check_speed_options(options)
     given = given_settings(options, Request) | given_settings(options, Recipe)
     name = options.recipe or default_recipe(given)
     settings = split_settings(read_recipe(name), given)
     output = options.output or Path("runs") / Path(name).stem
     with joined(options) as where:
-        training = prepare(*settings, where.world)
+        speeds = speeds_of(
+            where.machine,
+            output=output,
+            table=options.speeds,
+            loader=options.loader,
+            again=options.measure_again,
+        )
+        training = prepare(*settings, where.world, speeds)
         run = training.run()
         check(run, output, where)
         if where.world.is_main:
@@ -70,10 +81,12 @@ def train_command(options: Namespace) -> None:
 
 
 def _introduce(training: "Training", name: str, output: Path) -> None:
-    from rbdc.report.plan import plan_table
+    from rbdc.report.plan import plan_table, steps_table
 
     recipe, data = training.setting.recipe, training.setting.data
-    show(plan_table(training.plan))
+    if training.by_steps:
+        show(steps_table(training.by_steps, training.plan.steps))
+    show(plan_table(training.plan, training.hours))
     print(
         f"recipe {name}: {recipe.opt}, learning rate {recipe.learning_rate:.3g} at a batch of "
         f"{recipe.batch_size}, transition {', '.join(training.setting.transition)}\n"

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from rbdc.data import Batch, DataSet, TrainingBatches
 from rbdc.settings import Machine, Recipe
@@ -69,13 +70,13 @@ def images_per_second(task: Task, machine: Machine) -> tuple[float, int]:
     return found.images_per_second, found.batch_size
 
 
-def measure_training(task: Task, machine: Machine) -> Measurement:
+def measure_training(task: Task, machine: Machine, teacher: nn.Module | None = None) -> Measurement:
     """Measure how fast this machine trains the task's model on noise, without decoding."""
     device = torch_device(machine)
     batch_size = step_images(task, device)
     while True:
         try:
-            return _on_noise(task, batch_size, device, machine)
+            return _on_noise(task, batch_size, device, machine, teacher)
         except torch.OutOfMemoryError:
             if batch_size < 2:
                 raise
@@ -90,11 +91,23 @@ def step_images(task: Task, device: torch.device) -> int:
     return batch_size
 
 
-def _on_noise(task: Task, batch_size: int, device: torch.device, machine: Machine) -> Measurement:
+def _on_noise(
+    task: Task,
+    batch_size: int,
+    device: torch.device,
+    machine: Machine,
+    teacher: nn.Module | None,
+) -> Measurement:
     image = task.image
     peak = _peak_memory(device)
     state = classifier_state(
-        task, initial_weights(task), 1, device=device, machine=machine, world=World()
+        task,
+        initial_weights(task),
+        1,
+        device=device,
+        machine=machine,
+        world=World(),
+        teacher=teacher,
     )
     with torch.random.fork_rng(devices=[]):
         batch = Batch(
@@ -136,8 +149,7 @@ def measure_peak(device: torch.device, dtype: str) -> float:
     left, right = (torch.ones(side, side, device=device, dtype=kind) for _ in range(2))
     # the fastest of three: a peak is what nothing disturbs
     rounds = (
-        median_seconds(lambda: left @ right, lambda product: product[0, 0].item())
-        for _ in range(3)
+        median_seconds(lambda: left @ right, lambda product: product[0, 0].item()) for _ in range(3)
     )
     return float(2 * side**3 / min(rounds))
 

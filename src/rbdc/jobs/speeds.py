@@ -23,9 +23,11 @@ from rbdc.jobs.measure import (
     with_threads,
 )
 from rbdc.plan import LevelSpeed, Speeds
+from rbdc.plan.speeds import CACHED
 from rbdc.settings import Machine
 from rbdc.training import Task
 from rbdc.training.machine import check_machine, torch_device
+from rbdc.training.teacher import Teacher
 
 FOLDER = Path("~/.cache/rbdc/speeds")
 FORMAT = 1
@@ -35,6 +37,7 @@ def measured_speeds(
     tasks: Sequence[Task],
     machine: Machine,
     *,
+    teacher: Teacher | None = None,
     again: bool = False,
     loader: float | None = None,
     folder: Path = FOLDER,
@@ -57,11 +60,11 @@ def measured_speeds(
             lambda: {"flops_per_second": measure_peak(device, dtype)},
             again=again,
         )
-        levels = [
-            _level(task, machine, device, {**about, "dtype": dtype}, folder, again)
-            for task in reversed(tasks)
-        ]
-    where = f"{name}, {threads} threads" if device.type == "cpu" else name
+        about |= {"dtype": dtype, "teacher": teacher.sha256 if teacher else None}
+        levels = [_level(task, machine, teacher, about, folder, again) for task in reversed(tasks)]
+    where = (
+        f"{name}, {threads} thread{'s' if threads != 1 else ''}" if device.type == "cpu" else name
+    )
     return Speeds(
         device=where,
         levels=tuple(reversed(levels)),
@@ -74,7 +77,7 @@ def measured_speeds(
 def _level(
     task: Task,
     machine: Machine,
-    device: torch.device,
+    teacher: Teacher | None,
     about: Mapping[str, Any],
     folder: Path,
     again: bool,
@@ -83,17 +86,18 @@ def _level(
         **about,
         "model": task.model.to_json(),
         "image": list(task.image.shape),
-        "batch_size": step_images(task, device),
+        "batch_size": step_images(task, torch_device(machine)),
         "optimizer": [task.recipe.opt, task.recipe.model_ema],
         "machine": [machine.channels_last, machine.compile, machine.deterministic],
     }
+    network = teacher.model if teacher else None
     found, cached = _remembered(
-        folder, known, lambda: measure_training(task, machine).to_json(), again=again
+        folder, known, lambda: measure_training(task, machine, network).to_json(), again=again
     )
     return LevelSpeed(
         model=task.model,
         source="measured",
-        detail="cached" if cached else "now",
+        detail=CACHED if cached else "",
         images_per_second=float(found["images_per_second"]),
         batch_size=int(found["batch_size"]),
         memory_bytes=found["memory_bytes"],

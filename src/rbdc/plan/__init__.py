@@ -6,8 +6,14 @@ the training speed of each level on one device, `table` reads it from timm's ben
 """
 
 from rbdc.plan.flops import FLOPS_PER_MAC, CounterName, FlopCount, count_flops, forward_flops
-from rbdc.plan.hours import Hours, fewest_hours, hours_by_steps, most_steps
-from rbdc.plan.plan import IMAGENET_IMAGES, Plan, Stage, levels_of, make_plan
+from rbdc.plan.hours import (
+    Hours,
+    check_equal_flops,
+    fewest_hours,
+    hours_by_steps,
+    most_steps,
+)
+from rbdc.plan.plan import IMAGENET_IMAGES, Plan, Rounding, Stage, levels_of, make_plan
 from rbdc.plan.scaling import Hardware, Scaling, scaling_of
 from rbdc.plan.schedule import Schedule, training_flops
 from rbdc.plan.speeds import LevelSpeed, Speeds, assumed_speeds

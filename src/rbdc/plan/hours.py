@@ -1,15 +1,13 @@
 """The hours and the money that a plan takes on one device, and the steps that take the fewest."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rbdc.errors import PlanError, WidthError
 from rbdc.models import ModelSpec, check_steps
-from rbdc.plan.plan import Plan, Stage, make_plan
+from rbdc.plan.plan import Plan, Rounding, Stage
 from rbdc.plan.speeds import LevelSpeed, Speeds, check_positive
-
-EQUAL_FLOPS = ("budget", "total_flops")  # ways to spend that give every number of steps the same
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,28 +103,32 @@ def most_steps(spec: ModelSpec) -> int:
         steps += 1
 
 
-def hours_by_steps(model: ModelSpec, speeds: Speeds, **planning: Any) -> tuple[Hours, ...]:
-    """Return the hours of 0, 1, ... steps for exactly the same FLOPs, epochs not rounded.
-
-    `planning` are arguments of `make_plan`. Steps that leave a level less than an epoch, where
-    epochs are rounded, or less than a step are left out.
-    """
-    if not any(planning.get(name) is not None for name in EQUAL_FLOPS):
+def check_equal_flops(budget: float | None, total_flops: float | None) -> None:
+    """Refuse to compare numbers of steps by hours if their FLOPs are not the same."""
+    if budget is None and total_flops is None:
         raise PlanError(
-            "steps auto compares numbers of steps at the same FLOPs, and the plan has no FLOPs",
+            "steps auto compares numbers of steps at the same FLOPs, and no FLOPs are given",
             "Give --budget or --total-flops, or a number of steps.",
         )
-    found = []
+
+
+def hours_by_steps(
+    plan_of: Callable[[int, Rounding], Plan], speeds: Speeds, rounding: Rounding
+) -> tuple[Hours, ...]:
+    """Return the hours of 0, 1, ... steps for exactly the same FLOPs, epochs not rounded.
+
+    `plan_of` makes the plan of a number of steps. Numbers of steps that leave a level no epoch,
+    where epochs are rounded, or less than one update are left out.
+    """
+    found: list[Hours] = []
     for steps in range(len(speeds.levels)):
-        arguments = {**planning, "steps": steps}
         try:
-            make_plan(model, **arguments)
+            plan_of(steps, rounding)
         except PlanError:
             if not found:
                 raise
             break
-        exact = make_plan(model, **{**arguments, "rounding": "none"})
-        found.append(Hours(plan=exact, speeds=speeds))
+        found.append(Hours(plan=plan_of(steps, "none"), speeds=speeds))
     return tuple(found)
 
 

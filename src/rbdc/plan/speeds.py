@@ -16,6 +16,7 @@ from rbdc.errors import PlanError
 from rbdc.models import ModelSpec
 from rbdc.plan.schedule import TRAINING_PASSES
 
+CACHED = "measured before"  # the detail of a measured speed that was read, not measured now
 Source = Literal["measured", "table", "interpolated", "extrapolated", "given", "assumed"]
 
 

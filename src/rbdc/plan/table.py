@@ -48,9 +48,7 @@ class Row:
         return ModelSpec(name=self.name)
 
 
-def table_speeds(
-    path: Path, levels: Sequence[ModelSpec], *, loader: float | None = None
-) -> Speeds:
+def table_speeds(path: Path, levels: Sequence[ModelSpec], *, loader: float | None = None) -> Speeds:
     """Return the speeds of the levels, target first, from a table."""
     rows = read_table(path)
     with warnings.catch_warnings():
@@ -193,13 +191,11 @@ def _by_distance(published: ModelSpec, rows: Sequence[Row]) -> list[Row]:
     size, beside = log(_parameters(published)), _module(published.name)
     kind = family(published).model_class
     known = [row for row in rows if timm.is_model(row.name) and _may_build(row.name, kind)]
-    return sorted(
-        known, key=lambda row: (_module(row.name) != beside, abs(log(_size(row)) - size))
-    )
+    return sorted(known, key=lambda row: (_module(row.name) != beside, abs(log(_size(row)) - size)))
 
 
 def _may_build(name: str, kind: type) -> bool:
-    """Return whether timm's module of this model knows the class, which is quicker than building."""
+    """Return whether timm's module of this model knows the class: quicker than building it."""
     return getattr(sys.modules[_module(name)], kind.__name__, None) is kind
 
 
