@@ -152,7 +152,7 @@ def _notes(plan: Plan) -> list[str]:
     uncounted = ", ".join(name.removeprefix("aten::") for name in plan.uncounted) or "nothing"
     decoded = ""
     if plan.decoded_passes != plan.data_passes:
-        decoded = f"; {plan.decoded_passes:.4g} decoded: the models of a level share a pass"
+        decoded = f"; {plan.decoded_passes:.4g} decoded: siblings share a pass"
     return [
         f"normalized FLOPs {plan.normalized_flops:.3f}: {abs(saved):.1%} "
         f"{'less' if saved >= 0 else 'more'} than standard training for "
