@@ -92,3 +92,112 @@ def test_mistakes_are_two_lines(
     assert main([*PLAN, *options]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 2
+
+
+def run(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main([*PLAN, *options]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def test_hours_and_money_follow_from_speeds(capsys: pytest.CaptureFixture[str]) -> None:
+    speeds = "--images-per-second=100,300,500"
+    text = run(capsys, speeds, "--loader=200", "--price=2")
+    # 40 epochs at 100/s; 20 of 2 models at 300/s; 10 of 4 at 500/s, decoded at 200/s
+    seconds = 10_000 * (40 / 100 + 40 / 300 + 40 / 500)
+    assert f"{seconds / 3600:.3g} hours on one device" in text
+    assert f"{seconds / 3600 * 2:.2f}" in text
+    assert "120 passes over 10,000 images (standard: 300); 70 decoded" in text
+    found = json.loads(run(capsys, speeds, "--loader=200", "--price=2", "--json"))["hours"]
+    assert found["total"] == pytest.approx(seconds / 3600)
+    assert found["money"] == pytest.approx(seconds / 1800)
+
+    apart = json.loads(run(capsys, speeds, "--loader=200", "--batches=separate", "--json"))
+    slower = 10_000 * (40 / 100 + 40 / 200 + 40 / 200)
+    assert apart["hours"]["total"] == pytest.approx(slower / 3600)
+    # a cluster takes the same speeds
+    cluster = json.loads(run(capsys, speeds, "--devices=8", "--batch-size=64", "--json"))
+    assert cluster["cluster"]["scaling"]["images_per_second"] == [100, 300, 500]
+
+
+@pytest.mark.parametrize(
+    ("budget", "name"), [("--budget-hours=0.5", "total"), ("--budget-time=0.5", "ratio")]
+)
+def test_a_budget_in_hours(budget: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    other = [word for word in PLAN if word != "--epochs=40"]
+    options = [budget, "--images-per-second=100,300,500", "--rounding=none", "--json"]
+    assert main([*other, *options]) == 0
+    found = json.loads(capsys.readouterr().out)["hours"]
+    assert found[name] == pytest.approx(0.5)
+
+
+def test_steps_auto_prints_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    other = [word for word in PLAN if word not in ("--epochs=40", "--steps=2")]
+    auto = [*other, "--steps=auto", "--budget=0.7"]
+    assert main([*auto, "--images-per-second=10,9999,10"]) == 0
+    text = capsys.readouterr().out
+    assert "1 step takes the fewest hours" in text and "warning: 0 steps" not in text
+    assert main([*auto, "--images-per-second=10"]) == 0
+    text = capsys.readouterr().out
+    assert "0 steps take the fewest hours" in text and "warning: 0 steps" in text
+    assert main([*auto, "--images-per-second=10,9999,10", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"] == 1 and found["steps_auto"][0]["ratio"] == pytest.approx(0.7)
+
+
+def test_measured_speeds_are_remembered(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    measure = ["--measure", "--threads=1", "--batch-size=8", "--device=cpu"]
+    first = json.loads(run(capsys, *measure, "--json"))["hours"]
+    assert all(stage["images_per_second"] > 0 for stage in first["stages"])
+    assert all(0 < stage["peak_share"] < 1.5 for stage in first["stages"])
+    again = run(capsys, *measure)
+    assert again.count(": measured before") == 3 and "--measure-again measures anew" in again
+    second = json.loads(run(capsys, *measure, "--json"))["hours"]
+    assert second["total"] == first["total"]
+    third = json.loads(run(capsys, *measure, "--measure-again", "--json"))["hours"]
+    assert third["total"] != first["total"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--price=0", "--images-per-second=9"], "--price is 0"),
+        (["--price=-1", "--images-per-second=9"], "--price is -1"),
+        (["--price=nan", "--images-per-second=9"], "--price got nan"),
+        (["--price=2.1"], "--price needs the training speed of each level"),
+        (["--loader=0", "--images-per-second=9"], "--loader is 0"),
+        (["--loader=inf", "--images-per-second=9"], "--loader got inf"),
+        (["--loader=9"], "--loader needs the training speed of each level"),
+        (["--images-per-second=0"], "images per second is 0"),
+        (["--measure", "--speeds=x.csv"], "given twice: --measure and --speeds"),
+        (["--measure-again", "--images-per-second=9"], "given twice"),
+        (["--speeds=missing.csv"], "missing.csv cannot be read as a table"),
+        (["--measure", "--device=nonsense"], "the device 'nonsense' cannot be used"),
+        (["--steps=auto"], "steps auto compares numbers of steps at the same FLOPs"),
+        (["--steps=many"], "--steps got many, expected a whole number or auto"),
+        (["--budget-hours=3"], "the plan was given epochs, budget hours"),
+    ],
+)
+def test_mistakes_with_speeds_are_two_lines(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*PLAN, *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 2
+
+
+def test_hours_without_speeds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    other = [word for word in PLAN if word != "--epochs=40"]
+    for options, message in (
+        (["--budget-hours=3"], "a budget in hours needs the training speed"),
+        (["--budget-time=-1", "--images-per-second=9"], "budget time is -1"),
+        (["--budget-hours=0", "--images-per-second=9"], "budget hours is 0"),
+        (["--budget=0.7", "--steps=auto"], "--steps auto needs the training speed"),
+        (["--budget-hours=0.00001", "--images-per-second=9", "--rounding=none"],
+         "less than one step"),
+    ):  # fmt: skip
+        assert main([*other, *options]) == 2, options
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 2

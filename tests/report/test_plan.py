@@ -2,13 +2,15 @@
 
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 import rbdc
 from rbdc.models import ModelSpec
-from rbdc.report.plan import plan_table, save_plan_plot
+from rbdc.plan import Hours, LevelSpeed, Speeds
+from rbdc.report.plan import plan_table, save_plan_plot, steps_table
 from rbdc.report.units import readable_flops
 
 SMALL = ModelSpec(
@@ -27,9 +29,53 @@ def test_the_table_says_what_runs_and_what_it_costs() -> None:
         assert f" {stage.epochs} " in row and f"{stage.share:.1%}" in row
     assert "embed_dim 16, num_heads 1" in text
     assert f"normalized FLOPs {plan.normalized_flops:.3f}" in text
-    assert f"{plan.data_passes:g} passes over 10,000 images (standard: 300)" in text
+    passes = f"{plan.data_passes:g} passes over 10,000 images (standard: 300)"
+    assert f"{passes}; {plan.decoded_passes:g} decoded: siblings share a pass" in text
     assert "counter fvcore+sdpa; not counted: add, gelu" in text
     assert "warning" not in text
+
+
+def text_of(renderable: RenderableType) -> str:
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(renderable)
+    return console.export_text()
+
+
+def hours_of(**speeds: Any) -> Hours:
+    plan = rbdc.make_plan(SMALL, steps=1, epochs=4, images=3600, baseline_epochs=5)
+    levels = tuple(
+        LevelSpeed(
+            model=stage.model,
+            images_per_second=5.0 * 4**stage.level,
+            source="measured",
+            batch_size=8,
+            memory_bytes=2_500_000_000 >> stage.level,
+        )
+        for stage in reversed(plan.stages)
+    )
+    return Hours(plan=plan, speeds=Speeds(device="a GPU", levels=levels, **speeds), price=2.1)
+
+
+def test_hours_are_a_table_of_their_own() -> None:
+    plain = hours_of()
+    text = text_of(plan_table(plain.plan, plain))
+    assert "1 hours on one device, 1.000 of standard training's 1" in text
+    assert "memory" not in text and "the loader is assumed to keep up" in text
+    assert "width 0.5: measured" in text and "2.10" in text and "0.42" in text
+
+    known = hours_of(peak_flops_per_second=1e9, dtype="float32", loader=8.0)
+    text = text_of(plan_table(known.plan, known))
+    rows = [line for line in text.splitlines() if "2 × width 0.5" in line]
+    assert "1.25 GB" in rows[1] and "0.25*" in rows[1]  # 2 epochs at 8 images/s for both
+    part = known.peak_share(known.plan.leaves)
+    assert part is not None and f" {part:.0%} " in rows[1]
+    assert "loader 8 images/s; * it limits width 0.5" in text
+    assert "peak 1 GFLOPs/s, a matrix product in float32" in text
+
+
+def test_steps_are_compared_in_a_table() -> None:
+    text = text_of(steps_table([hours_of()], 1))
+    assert "1 step takes the fewest hours" in text and "warning" not in text
 
 
 def test_warnings_are_in_the_table() -> None:

@@ -92,7 +92,7 @@ def test_a_transition_is_one_or_one_a_level() -> None:
         ({"seed": -1}, "seed is -1"),
         ({"seed": 2**63}, f"seed is {2**63}"),
         ({"seed": 1.5}, "seed is 1.5, expected a whole number"),
-        ({"steps": 1.5}, "steps is 1.5, expected a whole number"),
+        ({"steps": 1.5}, "steps is 1.5, expected a whole number or auto"),
         ({"model": 18}, "model is 18, expected text or nothing"),
         ({"model_kwargs": [1]}, "model_kwargs is [1], expected names with values"),
         ({"img_size": 0}, "img_size is 0, expected at least 1"),

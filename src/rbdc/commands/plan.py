@@ -4,24 +4,27 @@ import json
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rbdc.commands.console import make_console, show
 from rbdc.commands.options import Parser, comma_separated_numbers, given_settings
+from rbdc.commands.speeds import add_speeds, check_speed_options
 from rbdc.errors import RbdcError
-from rbdc.settings import PLAN, SPEND, Request
+from rbdc.settings import PLAN, SPEND, Machine, Request, read_recipe, split_settings
 
 if TYPE_CHECKING:
     from rbdc.cluster.allocation import ClusterPlan
-    from rbdc.plan import Plan
+    from rbdc.models import ModelSpec
+    from rbdc.plan import Hardware, Hours, Plan, Rounding, Speeds
 
 IMAGENET_IMAGES = 1_281_167
+SOURCES = "Give --measure, --speeds FILE or --images-per-second N."
 
 
 def plan_parser() -> Parser:
     """Return the parser of `rbdc plan`."""
     parser = Parser(
-        description="Plan an RBDC training: models, epochs and FLOPs of every level.",
+        description="Plan an RBDC training: models, epochs, FLOPs and hours of every level.",
         epilog="rbdc plan deit_base_patch16_224 --steps 2 --budget 0.7",
     )
     add = parser.add
@@ -36,8 +39,26 @@ def plan_parser() -> Parser:
     of_plan = {*PLAN, "width", "img_size", "model_kwargs"} - {*SPEND}
     brief = ("steps", "ratio", "baseline_epochs", "counter", "rounding")
     parser.add_settings("What to train", Request, only=of_plan, brief=brief)
+    _add_hours(parser)
     _add_cluster(parser)
     return parser
+
+
+def _add_hours(parser: Parser) -> None:
+    group = parser.add_argument_group("In hours and money, on one device")
+    add = partial(parser.add, group=group)
+    add("--measure", action="store_true",
+        help="measure the training speed of every level on this device, or use what was measured "
+        "before")  # fmt: skip
+    add_speeds(parser, group)
+    add("--images-per-second", nargs="+", default=[], metavar="N",
+        help="training speed of one device: the target's, or each level's, target first (with "
+        "--devices, default: an assumption for an A100)")  # fmt: skip
+    add("--price", type=float, help="price of a device-hour, in any currency")
+    add("--batch-size", type=int, default=1024, brief=False,
+        help="images per update of each training, over all its devices")  # fmt: skip
+    add("--amp", action="store_true", brief=False, help="measure in mixed precision")
+    parser.add_settings("What to measure on", Machine, only=("device", "threads", "compile"))
 
 
 def _add_cluster(parser: Parser) -> None:
@@ -46,11 +67,6 @@ def _add_cluster(parser: Parser) -> None:
     add("--simulate", action="store_true", help="print which model trains when, as a Gantt chart")
     add("--gantt", type=Path, metavar="FILE", brief=False,
         help="draw which model trains when and where (.png, .svg, .pdf)")  # fmt: skip
-    add("--images-per-second", nargs="+", default=[], metavar="N",
-        help="training speed of one device: the target's, or each level's, target first (default: "
-        "an assumption for an A100)")  # fmt: skip
-    add("--batch-size", type=int, default=1024, brief=False,
-        help="images per update of each training, over all its devices")  # fmt: skip
     add("--devices-per-node", type=int, default=8, brief=False,
         help="devices per node, connected by the faster links")  # fmt: skip
     add("--node-bandwidth", type=float, default=200.0, brief=False,
@@ -61,56 +77,177 @@ def _add_cluster(parser: Parser) -> None:
 
 def plan_command(options: Namespace) -> None:
     """Print the plan, and draw what was asked for."""
-    from rbdc.models import ModelSpec
-    from rbdc.plan import make_plan
-    from rbdc.report.plan import plan_table, save_plan_plot
-    from rbdc.report.timetable import gantt, save_timetable_plot, timetable_table
+    from rbdc.plan import Hours, fewest_hours, hours_by_steps, make_plan
+    from rbdc.report.plan import save_plan_plot
 
-    for picture in (options.plot, options.gantt):
-        if picture:
-            _check_picture(picture)
-    if options.devices is None and (options.simulate or options.gantt):
-        raise RbdcError("nothing says how many devices there are", "Give --devices N.")
+    _check_options(options)
     request = Request(**given_settings(options, Request))
-    arguments = dict(request.model_kwargs)
-    if request.img_size is not None:
-        if "img_size" in arguments:
-            raise RbdcError("the image size was given twice", "Give --img-size once.")
-        arguments["img_size"] = request.img_size
-    plan = make_plan(
-        ModelSpec(name=options.model, width=request.width, arguments=arguments),
-        warmup_epochs=options.warmup_epochs,
-        images=options.images,
-        **{name: getattr(request, name) for name in PLAN},
-    )
-    cluster = None if options.devices is None else _on_cluster(plan, options)
+    model = _model(options.model, request)
+    hardware = _hardware(options)
+    speeds = _speeds(model, request, options, hardware)
+    planning = {name: getattr(request, name) for name in PLAN} | {
+        "warmup_epochs": options.warmup_epochs,
+        "images": options.images,
+        "batch_size": options.batch_size,
+        "speeds": speeds,
+    }
+    candidates: tuple[Hours, ...] = ()
+    if speeds and request.steps == "auto":
+
+        def plan_of(steps: int, rounding: "Rounding") -> "Plan":
+            return make_plan(model, **planning | {"steps": steps, "rounding": rounding})
+
+        candidates = hours_by_steps(plan_of, speeds, request.rounding)
+        planning["steps"] = fewest_hours(candidates)
+    plan = make_plan(model, **planning)
+    hours = Hours(plan=plan, speeds=speeds, price=options.price) if speeds else None
+    cluster = None
+    if options.devices is not None:
+        cluster = _on_cluster(plan, speeds, options, hardware)
     if options.plot:
         save_plan_plot(plan, options.plot)
+    if options.json:
+        parts = {"hours": hours, "cluster": cluster}
+        more: dict[str, Any] = {name: part.to_json() for name, part in parts.items() if part}
+        if candidates:
+            more["steps_auto"] = [candidate.to_json() for candidate in candidates]
+        print(json.dumps(plan.to_json() | more, indent=2))
+    _show(plan, hours, candidates, cluster, options)
+
+
+def _show(
+    plan: "Plan",
+    hours: "Hours | None",
+    candidates: "tuple[Hours, ...]",
+    cluster: "ClusterPlan | None",
+    options: Namespace,
+) -> None:
+    from rbdc.report.plan import plan_table, steps_table
+    from rbdc.report.timetable import gantt, save_timetable_plot, timetable_table
+
     if cluster and options.gantt:
         save_timetable_plot(cluster, options.gantt)
     if options.json:
-        timetable = {"cluster": cluster.to_json()} if cluster else {}
-        print(json.dumps(plan.to_json() | timetable, indent=2))
         return
-    show(plan_table(plan))
+    if candidates:
+        show(steps_table(candidates, plan.steps))
+    show(plan_table(plan, hours))
     if cluster:
         show(timetable_table(cluster))
     if cluster and options.simulate:
         show(gantt(cluster, width=min(100, make_console().width)))
 
 
-def _on_cluster(plan: "Plan", options: Namespace) -> "ClusterPlan":
-    from rbdc.cluster.allocation import plan_cluster
-    from rbdc.plan import Hardware, scaling_of
+def _check_options(options: Namespace) -> None:
+    """Refuse options that do not go together, before anything is measured."""
+    for picture in (options.plot, options.gantt):
+        if picture:
+            _check_picture(picture)
+    if options.devices is None and (options.simulate or options.gantt):
+        raise RbdcError("nothing says how many devices there are", "Give --devices N.")
+    if options.price is not None and not options.price > 0:
+        raise RbdcError(
+            f"--price is {options.price:g}, expected more than 0",
+            "Give the price of a device-hour.",
+        )
+    if check_speed_options(options):
+        return
+    for name, value in (("loader", options.loader), ("price", options.price)):
+        if value is not None:
+            raise RbdcError(f"--{name} needs the training speed of each level", SOURCES)
 
-    hardware = Hardware(
+
+def _model(name: str, request: Request) -> "ModelSpec":
+    from rbdc.models import ModelSpec
+
+    arguments = dict(request.model_kwargs)
+    if request.img_size is not None:
+        if "img_size" in arguments:
+            raise RbdcError("the image size was given twice", "Give --img-size once.")
+        arguments["img_size"] = request.img_size
+    return ModelSpec(name=name, width=request.width, arguments=arguments)
+
+
+def _speeds(
+    model: "ModelSpec", request: Request, options: Namespace, hardware: "Hardware"
+) -> "Speeds | None":
+    """Return the speeds of the levels that the plan may have; None if none are asked for."""
+    from rbdc.models import check_steps
+    from rbdc.plan import (
+        assumed_speeds,
+        check_equal_flops,
+        forward_flops,
+        levels_of,
+        most_steps,
+        table_speeds,
+    )
+
+    if request.steps == "auto":
+        check_equal_flops(request.budget, request.total_flops)
+    steps = most_steps(model) if request.steps == "auto" else request.steps
+    given = comma_separated_numbers("--images-per-second", options.images_per_second)
+    measures = options.measure or options.measure_again
+    if not (measures or options.speeds or given):
+        if request.steps == "auto":
+            raise RbdcError("--steps auto needs the training speed of each level", SOURCES)
+        return None
+    check_steps(model, steps)
+    levels = levels_of(model, steps)
+    if options.speeds:
+        return table_speeds(options.speeds, levels, loader=options.loader)
+    if measures:
+        return _measured(levels, options)
+    return assumed_speeds(
+        levels,
+        [forward_flops(level, counter=request.counter) for level in levels],
+        given,
+        flops_per_second=hardware.flops_per_second,
+        narrow_efficiency=hardware.narrow_efficiency,
+        loader=options.loader,
+    )
+
+
+def _measured(levels: "list[ModelSpec]", options: Namespace) -> "Speeds":
+    """Measure the levels with the recipe of their family."""
+    from rbdc.experiments.reproduce import imagenet_outline
+    from rbdc.jobs.speeds import measured_speeds
+    from rbdc.models import family
+    from rbdc.training import Task, image_format
+
+    given = {"batch_size": options.batch_size, "amp": options.amp}
+    _, recipe = split_settings(read_recipe(family(levels[0]).recipe), given)
+    image = image_format(levels[0], recipe, imagenet_outline())
+    tasks = [
+        Task(
+            model=level, recipe=recipe, image=image, epochs=1, seed=0, data_seed=0, warmup_epochs=0
+        )
+        for level in levels
+    ]
+    machine = Machine(**given_settings(options, Machine))
+    return measured_speeds(tasks, machine, again=options.measure_again, loader=options.loader)
+
+
+def _hardware(options: Namespace) -> "Hardware":
+    from rbdc.plan import Hardware
+
+    return Hardware(
         devices_per_node=options.devices_per_node,
         node_bytes_per_second=1e9 * options.node_bandwidth,
         network_bytes_per_second=1e9 * options.network_bandwidth,
     )
-    speeds = comma_separated_numbers("--images-per-second", options.images_per_second)
+
+
+def _on_cluster(
+    plan: "Plan", speeds: "Speeds | None", options: Namespace, hardware: "Hardware"
+) -> "ClusterPlan":
+    from rbdc.cluster.allocation import plan_cluster
+    from rbdc.plan import scaling_of
+
     scaling = scaling_of(
-        plan, batch_size=options.batch_size, images_per_second=speeds, hardware=hardware
+        plan,
+        batch_size=options.batch_size,
+        images_per_second=speeds.images_per_second[: len(plan.stages)] if speeds else (),
+        hardware=hardware,
     )
     return plan_cluster(plan, options.devices, scaling)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rbdc.commands.common import add_run, add_training, chosen_settings, joined
 from rbdc.commands.console import make_console, show
 from rbdc.commands.options import Parser
+from rbdc.commands.speeds import add_speeds, check_speed_options
 
 if TYPE_CHECKING:
     from rbdc.experiments.train import Training
@@ -20,6 +21,7 @@ def train_parser() -> Parser:
         epilog="rbdc train --model deit_base_patch16_224 --data PATH --steps 2 --budget 0.7",
     )
     add_training(parser)
+    add_speeds(parser, parser.add_argument_group("Speeds, for a budget in hours"))
     add_run(parser, "RECIPE")
     parser.add("--node", metavar="NAME", brief=False,
                help="train only this model of the tree, whose parents must be trained: for "
@@ -29,16 +31,25 @@ def train_parser() -> Parser:
 
 def train_command(options: Namespace) -> None:
     """Train the tree, or continue it."""
+    from rbdc.experiments.speeds import speeds_of
     from rbdc.experiments.train import prepare
     from rbdc.report.live import LiveRun
     from rbdc.report.page import REPORT, write_report
     from rbdc.report.run import result_lines
     from rbdc.runs.run import check, chosen_lines, execute
 
+    check_speed_options(options)
     name, request, recipe = chosen_settings(options)
     output = options.output or Path("runs") / Path(name).stem
     with joined(options) as where:
-        training = prepare(request, recipe, where)
+        speeds = speeds_of(
+            where.machine,
+            output=output,
+            table=options.speeds,
+            loader=options.loader,
+            again=options.measure_again,
+        )
+        training = prepare(request, recipe, where, speeds)
         run = training.run()
         check(run, output, where)
         if where.world.is_main:
@@ -53,10 +64,12 @@ def train_command(options: Namespace) -> None:
 
 
 def _introduce(training: "Training", name: str, output: Path, chosen: list[str]) -> None:
-    from rbdc.report.plan import plan_table
+    from rbdc.report.plan import plan_table, steps_table
 
     recipe, data = training.setting.recipe, training.setting.data
-    show(plan_table(training.plan))
+    if training.by_steps:
+        show(steps_table(training.by_steps, training.plan.steps))
+    show(plan_table(training.plan, training.hours))
     print(
         f"recipe {name}: {recipe.opt}, learning rate {recipe.learning_rate:.3g} at a batch of "
         f"{recipe.batch_size}, transition {', '.join(training.setting.transition)}\n"

@@ -7,6 +7,7 @@ from typing import Any
 
 from rbdc.experiments.results import Entry, summary_of
 from rbdc.experiments.setting import make_setting
+from rbdc.experiments.speeds import SpeedsOf, levels_to_time, speeds_of
 from rbdc.growth import Setting, Trial
 from rbdc.growth.rbdc import Rbdc
 from rbdc.growth.standard import Standard
@@ -15,11 +16,12 @@ from rbdc.jobs.job import Node
 from rbdc.jobs.layout import AVERAGE, JOBS, MODEL
 from rbdc.jobs.store import Store
 from rbdc.models import copy_model, timm_builds
-from rbdc.plan import Plan
+from rbdc.plan import Hours, Plan, Rounding, Speeds, fewest_hours, hours_by_steps
 from rbdc.runs.run import Result, Run, Where, settle, start
 from rbdc.settings import Cluster, Machine, Recipe, Request, read_recipe, split_settings
 
-_PLANNING = ("total_flops", "epochs", "total_epochs", "schedule", "costs", "rounding")
+_PLANNING = ("total_flops", "epochs", "total_epochs", "budget_hours", "budget_time", "schedule",
+             "costs", "rounding")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,10 @@ class Training:
     plan: Plan
     entries: tuple[Entry, ...]
     """RBDC's trial, and standard training's if it was asked for."""
+    hours: Hours | None = None
+    """The plan in hours, if it was asked for in hours or by `steps` auto."""
+    by_steps: tuple[Hours, ...] = ()
+    """What `steps` auto chose from."""
 
     @property
     def tree(self) -> Trial:
@@ -53,6 +59,7 @@ class Training:
                 "setting": self.setting.to_json(),
                 "plan": self.plan.to_json(),
                 "seed": self.request.seed,
+                **({"speeds": self.hours.speeds.to_json()} if self.hours else {}),
             },
             data=self.setting.data.to_json(),
             result=self._result,
@@ -90,15 +97,31 @@ def _sum(results: Iterable[Mapping[str, Any]], name: str) -> float:
     return sum(float(result.get(name, 0)) for result in results)
 
 
-def prepare(request: Request, recipe: Recipe, where: Where | None = None) -> Training:
+def prepare(
+    request: Request,
+    recipe: Recipe,
+    where: Where | None = None,
+    speeds_by: SpeedsOf | None = None,
+) -> Training:
     """Open the data, make the plan and the jobs; refuse what does not fit together.
 
-    The device in `where`, by default this machine's, decides the precision.
+    The device in `where`, by default this machine's, decides the precision. A plan in hours, or of
+    `steps` auto, needs training speeds: `speeds_by` finds them, by default by measuring.
     """
+    where = settle(where or Where())
     setting = make_setting(request, recipe, where)
-    protocol = Rbdc(
-        steps=request.steps, planning={name: getattr(request, name) for name in _PLANNING}
-    )
+    speeds: Speeds | None = None
+    by_steps: tuple[Hours, ...] = ()
+    steps = request.steps
+    levels = levels_to_time(request, setting)
+    if levels is not None:
+        find = speeds_by or speeds_of()
+        speeds = where.world.broadcast(lambda: find(setting, levels))
+    if steps == "auto":
+        assert speeds is not None
+        by_steps = _by_steps(request, setting, speeds)
+        steps = fewest_hours(by_steps)
+    protocol = _protocol(request, steps, request.rounding, speeds)
     plan = protocol.plan(setting, request.budget)
     trials = {protocol.name: protocol.tree(setting, plan, request.seed)}
     if request.with_baseline:  # standard training for exactly the FLOPs of the whole tree
@@ -113,7 +136,26 @@ def prepare(request: Request, recipe: Recipe, where: Where | None = None) -> Tra
         )
         for name, trial in trials.items()
     )
-    return Training(request=request, setting=setting, plan=plan, entries=entries)
+    return Training(
+        request=request,
+        setting=setting,
+        plan=plan,
+        entries=entries,
+        hours=Hours(plan=plan, speeds=speeds) if speeds else None,
+        by_steps=by_steps,
+    )
+
+
+def _by_steps(request: Request, setting: Setting, speeds: Speeds) -> tuple[Hours, ...]:
+    def plan_of(steps: int, rounding: Rounding) -> Plan:
+        return _protocol(request, steps, rounding, speeds).plan(setting, request.budget)
+
+    return hours_by_steps(plan_of, speeds, request.rounding)
+
+
+def _protocol(request: Request, steps: int, rounding: Rounding, speeds: Speeds | None) -> Rbdc:
+    planning = {name: getattr(request, name) for name in _PLANNING}
+    return Rbdc(steps=steps, planning={**planning, "rounding": rounding, "speeds": speeds})
 
 
 def train(
@@ -123,6 +165,7 @@ def train(
     machine: Machine | None = None,
     jobs: int | None = None,
     cluster: Cluster | None = None,
+    speeds: Path | None = None,
     watch: Watcher = lambda _event: None,
     **settings: Any,
 ) -> Result:
@@ -130,11 +173,13 @@ def train(
 
     `recipe` is a shipped one or a YAML file; `settings` override it, by the names of Request and
     Recipe: `train("runs/x", recipe="deit", model="deit_base_patch16_224", data="/data/imagenet",
-    steps=2, budget=0.7, lr=5e-4)`. The same call continues a run that was stopped.
+    steps=2, budget=0.7, lr=5e-4)`. `speeds` is a table of training speeds for a budget in hours; by
+    default they are measured. The same call continues a run that was stopped.
     """
     where = Where(machine=machine or Machine(), cluster=cluster or Cluster(), jobs=jobs)
     where = settle(where)
-    training = prepare(*split_settings(read_recipe(recipe), settings), where)
+    found = speeds_of(where.machine, output=Path(output), table=speeds)
+    training = prepare(*split_settings(read_recipe(recipe), settings), where, found)
     result = start(training.run(), output, where, watch)
     assert result is not None
     return result

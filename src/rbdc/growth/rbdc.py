@@ -116,6 +116,7 @@ class Rbdc(Protocol):
             images=len(setting.data.train),
             counter=setting.counter,
             batches=self.batches or setting.batches,
+            batch_size=setting.recipe.batch_size,
             **self.planning,
         )
 

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from rbdc.coupling import evaluating
 from rbdc.errors import PlanError, nearest
-from rbdc.models import ModelSpec, as_spec, build_empty
+from rbdc.models import ModelSpec, as_spec, build_empty, build_meta
 from rbdc.settings import Request
 
 FLOPS_PER_MAC = 2
@@ -68,7 +68,8 @@ def count_flops(
 
 @cache
 def _count_spec(spec: ModelSpec, counter: CounterName) -> FlopCount:
-    return _count(build_empty(spec), None, counter)  # fvcore cannot trace on the meta device
+    build = build_meta if counter == "torch" else build_empty  # fvcore cannot trace on meta
+    return _count(build(spec), None, counter)
 
 
 def _count(

@@ -6,8 +6,8 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from math import inf, isfinite
-from typing import Any, Literal, get_args
+from math import inf
+from typing import Any, Literal, cast, get_args
 
 from rbdc.coupling import inexact_tensors
 from rbdc.errors import PlanError, nearest
@@ -21,6 +21,7 @@ from rbdc.plan.schedule import (
     relative_epochs,
     training_flops,
 )
+from rbdc.plan.speeds import Speeds, check_positive
 from rbdc.settings import Request
 
 IMAGENET_IMAGES = 1_281_167
@@ -170,12 +171,15 @@ class Plan:
 def make_plan(
     model: str | ModelSpec,
     *,
-    steps: int = Request.steps,
+    steps: int = cast(int, Request.steps),
     ratio: float = Request.ratio,
     budget: float | None = None,
     total_flops: float | None = None,
     epochs: float | None = None,
     total_epochs: float | None = None,
+    budget_hours: float | None = None,
+    budget_time: float | None = None,
+    speeds: Speeds | None = None,
     baseline_epochs: float | None = None,
     warmup_epochs: float | None = None,
     images: int = IMAGENET_IMAGES,
@@ -184,24 +188,27 @@ def make_plan(
     counter: CounterName = Request.counter,
     rounding: Rounding = Request.rounding,
     batches: Batches = Request.batches,
+    batch_size: int | None = None,
 ) -> Plan:
     """Plan the training of `model` by `steps` recursive steps (0 is standard training).
 
     Give exactly one of these: `budget`, the FLOPs relative to standard training for
     `baseline_epochs` (default: the paper's, 300 for transformers and 90 for ResNets);
-    `total_flops`, of all models; `epochs`, of the target; or `total_epochs`, of all models
-    together, which Algorithm 1 divides among them.
+    `total_flops`, of all models; `epochs`, of the target; `total_epochs`, of all models together,
+    which Algorithm 1 divides among them; `budget_hours`, of all models on one device with these
+    `speeds`; or `budget_time`, the same hours relative to standard training's.
 
     `ratio` is r, the epochs of a wide model divided by those of its parents. `costs="quarter"`
     solves for epochs with the paper's approximation that a model of half the width costs a quarter.
-    The reported costs are exact in both cases, and computed from the rounded epochs.
+    The reported costs are exact in both cases, and computed from the rounded epochs. With a
+    `batch_size`, a level that would not take a single step is refused.
     """
     spec = as_spec(model)
     _check(
         steps=steps, ratio=ratio, images=images, schedule=schedule, costs=costs, rounding=rounding
     )
     check_steps(spec, steps)
-    levels = [spec.scaled(0.5**level) for level in range(steps + 1)]  # target first
+    levels = levels_of(spec, steps)
     models = [PARENTS**level for level in range(steps + 1)]
     inexact = [name for narrow in levels[1:] for name in _inexact(narrow)]
     counts = [count_flops(level, counter=counter) for level in levels]
@@ -209,18 +216,31 @@ def make_plan(
     known = family(spec)
     baseline = known.baseline_epochs if baseline_epochs is None else baseline_epochs
     warmup = known.warmup_epochs if warmup_epochs is None else warmup_epochs
-    _check_positive("baseline epochs", baseline)
+    check_positive("baseline epochs", baseline)
     _check_number("warm-up epochs", warmup, at_least=0)
 
+    shared = batches == "shared"
     relative = relative_epochs(schedule, steps, ratio)
     assumed = quartered(flops[0], steps) if costs == "quarter" else flops
     per_image = cost_of_unit(models, relative, assumed)
+
+    def parts_of_unit(hours: float) -> float:
+        """Return how often the relative epochs fit into these hours; time is linear in epochs."""
+        known = _of_levels(speeds, levels)
+        return hours / (known.total_seconds(models, relative, images, shared=shared) / 3600)
+
+    def standard_hours() -> float:
+        known = _of_levels(speeds, levels)
+        return known.seconds(0, 1, baseline * images, shared=shared) / 3600
+
     ways = {
         # Eq. 16 (and 18, with quartered costs); Eq. 14; Eq. 12; Algorithm 1
         "budget": (budget, lambda alpha: alpha * baseline * flops[0] / per_image),
         "total FLOPs": (total_flops, lambda total: total / training_flops(per_image, 1, images)),
         "epochs": (epochs, lambda target: target / relative[0]),
         "total epochs": (total_epochs, lambda passes: passes / data_passes(models, relative)),
+        "budget hours": (budget_hours, parts_of_unit),
+        "budget time": (budget_time, lambda part: parts_of_unit(part * standard_hours())),
     }
     wanted = [_solve(ways) * share for share in relative]
     return Plan(
@@ -237,8 +257,29 @@ def make_plan(
         baseline_epochs=baseline,
         warmup_epochs=warmup,
         batches=batches,
-        stages=_stages(levels, models, wanted, flops, images, rounding),
+        stages=_stages(levels, models, wanted, flops, images, rounding, batch_size),
     )
+
+
+def levels_of(spec: ModelSpec, steps: int) -> list[ModelSpec]:
+    """Return the models of `steps` recursive halvings, target first."""
+    return [spec.scaled(0.5**level) for level in range(steps + 1)]
+
+
+def _of_levels(speeds: Speeds | None, levels: Sequence[ModelSpec]) -> Speeds:
+    """Return the speeds, or refuse to plan hours without them or with those of other models."""
+    if speeds is None:
+        raise PlanError(
+            "a budget in hours needs the training speed of each level",
+            "Give --measure, --speeds FILE or --images-per-second N (in Python: speeds).",
+        )
+    if [level.model for level in speeds.levels[: len(levels)]] != list(levels):
+        raise PlanError(
+            f"the speeds are of {', '.join(str(level.model) for level in speeds.levels)}, and the "
+            f"plan trains {', '.join(map(str, levels))}",
+            "Give the speeds of the plan's own models.",
+        )
+    return speeds
 
 
 def _stages(
@@ -248,6 +289,7 @@ def _stages(
     flops: Sequence[int],
     images: int,
     rounding: Rounding,
+    batch_size: int | None,
 ) -> tuple[Stage, ...]:
     """Return the stages, leaves first, from what each level is, target first."""
     stages = []
@@ -259,6 +301,12 @@ def _stages(
             raise PlanError(
                 f"level {level} ({spec}) would train for {wanted:.3g} epochs, which rounds to 0",
                 "Use a larger budget, fewer steps, a smaller ratio, or --rounding none.",
+            )
+        if batch_size is not None and run * images < batch_size:
+            raise PlanError(
+                f"level {level} ({spec}) would train on {run * images:.3g} images, less than one "
+                f"step with a batch of {batch_size}",
+                "Use a larger budget, fewer steps, a smaller ratio, or a smaller --batch-size.",
             )
         is_leaf = spec is levels[-1]
         stages.append(
@@ -287,7 +335,7 @@ def _solve(ways: dict[str, tuple[float | None, Any]]) -> float:
             f"Give exactly one of {', '.join(ways)}.",
         )
     name, value, solve = given[0]
-    _check_positive(name, value)
+    check_positive(name, value)
     return float(solve(value))
 
 
@@ -296,7 +344,7 @@ def _check(**values: Any) -> None:
         raise PlanError(
             f"steps is {values['steps']}, expected 0 or more", "0 steps is standard training."
         )
-    _check_positive("ratio", values["ratio"])
+    check_positive("ratio", values["ratio"])
     _check_number("ratio", values["ratio"], at_least=1e-6, at_most=1e6)
     if not isinstance(values["images"], int) or values["images"] <= 0:
         raise PlanError(
@@ -310,11 +358,6 @@ def _check(**values: Any) -> None:
                 nearest(values[key], get_args(known))
                 or f"Use one of {', '.join(get_args(known))}.",
             )
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not (isfinite(value) and value > 0):
-        raise PlanError(f"{name} is {value:g}, expected more than 0", f"Give a positive {name}.")
 
 
 def _check_number(name: str, value: float, *, at_least: float, at_most: float = inf) -> None:

@@ -20,6 +20,7 @@ from rbdc.errors import PlanError
 from rbdc.models import build_meta
 from rbdc.plan.plan import Plan
 from rbdc.plan.schedule import TRAINING_PASSES
+from rbdc.plan.speeds import assumed_speeds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,24 +126,16 @@ def scaling_of(
             "Choose a batch size between 1 and the number of images (--images).",
         )
     levels = plan.stages[::-1]
-    measured = list(images_per_second)
-    if len(measured) not in (0, 1, len(levels)):
-        raise PlanError(
-            f"images per second has {len(measured)} numbers, and the plan has {len(levels)} levels",
-            "Give one number, the target's, or one for each level, the target first.",
-        )
-    if wrong := [speed for speed in measured if not (isfinite(speed) and speed > 0)]:
-        raise PlanError(f"images per second is {wrong[0]:g}", "Give positive numbers.")
-    if len(measured) < len(levels):
-        first = levels[0].forward_flops
-        target = measured[0] if measured else hardware.flops_per_second / TRAINING_PASSES / first
-        measured = [
-            target * first / stage.forward_flops * hardware.narrow_efficiency**stage.level
-            for stage in levels
-        ]
+    speeds = assumed_speeds(
+        [stage.model for stage in levels],
+        [stage.forward_flops for stage in levels],
+        images_per_second,
+        flops_per_second=hardware.flops_per_second,
+        narrow_efficiency=hardware.narrow_efficiency,
+    )
     return Scaling(
         batch_size=batch_size,
-        images_per_second=tuple(float(speed) for speed in measured),
+        images_per_second=speeds.images_per_second,
         gradient_bytes=tuple(
             sum(4 * weight.numel() for weight in build_meta(stage.model).parameters())
             for stage in levels

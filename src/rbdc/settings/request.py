@@ -41,8 +41,9 @@ class Request(Settings):
     """decode a folder of small images once and hold it in memory"""
     skip_bad: bool = False
     """leave out images that cannot be decoded, instead of refusing the data"""
-    steps: int = 1
-    """recursive halvings of the width; 0 is standard training"""
+    steps: int | Literal["auto"] = 1
+    """recursive halvings of the width; 0 is standard training, auto the number that takes the
+    fewest hours for the same FLOPs"""
     ratio: float = 2.0
     """epochs of a wide model divided by the epochs of each of its parents"""
     budget: float | None = None
@@ -53,6 +54,10 @@ class Request(Settings):
     """epochs of the target"""
     total_epochs: float | None = None
     """epochs of all models together: passes over the data"""
+    budget_hours: float | None = None
+    """hours of all models on one device, at measured or given speeds"""
+    budget_time: float | None = None
+    """hours of all models, relative to standard training's at the same speeds"""
     baseline_epochs: float | None = None
     """epochs of standard training, which budgets are relative to; by default 300 for ViTs and 90
     for ResNets"""
@@ -90,7 +95,7 @@ class Request(Settings):
             raise RecipeError(f"seed is {self.seed}", "Use a whole number from 0 to 2**63 - 1.")
 
 
-SPEND = ("budget", "total_flops", "epochs", "total_epochs")
+SPEND = ("budget", "total_flops", "epochs", "total_epochs", "budget_hours", "budget_time")
 """The ways to say how much to spend; a run takes exactly one."""
 PLAN = ("steps", "ratio", *SPEND, "baseline_epochs", "schedule", "costs", "counter", "rounding",
         "batches")  # fmt: skip

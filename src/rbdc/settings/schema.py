@@ -195,6 +195,8 @@ def kind(schema: Json, *, nothing: str = "nothing") -> str:
         return " or ".join(kind(part, nothing=nothing) for part in schema["anyOf"])
     if "enum" in schema:
         return "one of " + ", ".join(map(str, schema["enum"]))
+    if "const" in schema:
+        return str(schema["const"])
     if schema.get("type") == "array":
         length = f"{schema['maxItems']} of " if "maxItems" in schema else ""
         (member, *_) = schema.get("prefixItems", [schema.get("items")])
