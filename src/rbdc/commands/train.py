@@ -49,7 +49,7 @@ def train_command(options: Namespace) -> None:
             loader=options.loader,
             again=options.measure_again,
         )
-        training = prepare(request, recipe, where, speeds)
+        training = prepare(request, recipe, where, speeds, output)
         run = training.run()
         check(run, output, where)
         if where.world.is_main:

@@ -1,16 +1,24 @@
 """From a request and a recipe to the setting of trials: data, model, images, teacher."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rbdc.data import DataSet, open_data
 from rbdc.errors import RecipeError
 from rbdc.growth import Setting
+from rbdc.jobs.ways import measure_ways
 from rbdc.models import ModelSpec, family
+from rbdc.plan import Stage
+from rbdc.runs.record import read_record
 from rbdc.runs.run import Where, settle
 from rbdc.settings import Recipe, Request
 from rbdc.training import World, fit_to_data
 from rbdc.training.choices import choose_precision
+from rbdc.training.machine import default_threads
 from rbdc.training.teacher import load_teacher
+
+WORTH_MEASURING = 200  # updates of a level: fewer take no longer than the measurement
 
 
 def make_setting(
@@ -64,3 +72,43 @@ def _open(request: Request, world: World) -> DataSet:
         world.broadcast(lambda: open_it(True).fingerprint)
         return open_it(False)
     return open_it(request.data_download)
+
+
+def choose_fused(
+    setting: Setting,
+    request: Request,
+    stages: Sequence[Stage],
+    where: Where,
+    output: Path | None = None,
+) -> Setting:
+    """Return the setting with the levels whose models are trained as one.
+
+    It is part of the jobs' keys: a run that has begun in `output` keeps what was chosen for it. One
+    process of this machine trains fused models; processes that train one model together, a
+    cluster's and those of `--node` train them apart.
+    """
+    old = read_record(output) if output else None
+    if old and old["identity"].get("setting", {}).get("fused") is not None:
+        return replace(setting, fused=old["identity"]["setting"]["fused"])
+    here = where.cluster.engine == "local" and where.world.size == 1 and where.node is None
+    if request.fuse == "off" or not here or setting.batches == "separate":
+        return setting
+    sizes: dict[str, int] = {}
+    for stage in stages:
+        updates = stage.models * stage.epochs * setting.steps_per_epoch
+        if stage.models > 1 and (request.fuse == "on" or updates >= WORTH_MEASURING):
+            size = _fused_size(setting, stage, request.fuse, where)
+            if size > 1:
+                sizes[f"{stage.width:g}"] = size
+    return replace(setting, fused=sizes)
+
+
+def _fused_size(setting: Setting, stage: Stage, fuse: str, where: Where) -> int:
+    job = setting.training(f"{stage.level}.0", 0, stage.epochs, model=stage.model)
+    threads = where.machine.threads or default_threads(job.loader_processes(where.machine))
+    ways = measure_ways(
+        job.task, where.machine, siblings=stage.models, threads=threads, processes=where.jobs
+    )
+    if fuse == "on":
+        ways = [way for way in ways if way.fused > 1] or ways
+    return ways[0].fused

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rbdc.experiments.results import Entry, summary_of
-from rbdc.experiments.setting import make_setting
+from rbdc.experiments.setting import choose_fused, make_setting
 from rbdc.experiments.speeds import SpeedsOf, levels_to_time, speeds_of
 from rbdc.growth import Setting, Trial
 from rbdc.growth.rbdc import Rbdc
@@ -102,11 +102,13 @@ def prepare(
     recipe: Recipe,
     where: Where | None = None,
     speeds_by: SpeedsOf | None = None,
+    output: Path | None = None,
 ) -> Training:
     """Open the data, make the plan and the jobs; refuse what does not fit together.
 
     The device in `where`, by default this machine's, decides the precision. A plan in hours, or of
-    `steps` auto, needs training speeds: `speeds_by` finds them, by default by measuring.
+    `steps` auto, needs training speeds: `speeds_by` finds them, by default by measuring. A run that
+    has begun in `output` keeps what was chosen for it.
     """
     where = settle(where or Where())
     setting = make_setting(request, recipe, where)
@@ -123,6 +125,7 @@ def prepare(
         steps = fewest_hours(by_steps)
     protocol = _protocol(request, steps, request.rounding, speeds)
     plan = protocol.plan(setting, request.budget)
+    setting = choose_fused(setting, request, plan.stages, where, output)
     trials = {protocol.name: protocol.tree(setting, plan, request.seed)}
     if request.with_baseline:  # standard training for exactly the FLOPs of the whole tree
         trials[Standard.name] = Standard().trial(setting, plan.normalized_flops, request.seed)
@@ -179,7 +182,7 @@ def train(
     where = Where(machine=machine or Machine(), cluster=cluster or Cluster(), jobs=jobs)
     where = settle(where)
     found = speeds_of(where.machine, output=Path(output), table=speeds)
-    training = prepare(*split_settings(read_recipe(recipe), settings), where, found)
+    training = prepare(*split_settings(read_recipe(recipe), settings), where, found, Path(output))
     result = start(training.run(), output, where, watch)
     assert result is not None
     return result

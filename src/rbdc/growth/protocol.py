@@ -48,6 +48,8 @@ class Setting:
     carry_warmup_epochs: Length = Request.carry_warmup_epochs
     batches: BatchesName = Request.batches
     """Whether the models of a level train on the same batches."""
+    fused: Mapping[str, int] = field(default_factory=dict)
+    """How many models of a level are trained as one, by their width; others are trained apart."""
     narrow_lr: float = Request.narrow_lr
     """Learning rate of a narrow model over that of a model of twice its width, in RBDC."""
     allow_inexact: bool = Request.allow_inexact
@@ -90,12 +92,13 @@ class Setting:
         model: ModelSpec | None = None,
         initial: GrowJob | None = None,
         saved_for_growth: SavedForGrowth = "",
+        siblings: int = 1,
         **options: Any,
     ) -> TrainJob:
         """Return the training of a model by its name in the tree, such as 1.0 or target.
 
-        `options` are Task's. Equal names with equal options give one job, whichever protocol asks
-        for it.
+        It is one of `siblings` models of its level; `options` are Task's. Equal names with equal
+        options give one job, whichever protocol asks for it.
         """
         level, index = (0, 0) if name == "target" else map(int, name.split("."))
         recipe = options.pop("recipe", self.recipe)
@@ -116,7 +119,22 @@ class Setting:
             teacher=self.teacher,
             saved_for_growth=saved_for_growth,
             counter=self.counter,
+            fused_with=self._fused_with(task.model, seed, level, index, siblings),
         )
+
+    def _fused_with(
+        self, model: ModelSpec, seed: int, level: int, index: int, siblings: int
+    ) -> tuple[int, ...]:
+        """Return the seeds of the siblings that a model is trained as one with, its own among them.
+
+        Siblings train as one only on the same batches.
+        """
+        size = self.fused.get(f"{model.width:g}", 1) if self.batches == "shared" else 1
+        first = index - index % size
+        group = range(first, min(first + size, siblings))
+        if len(group) < 2:
+            return ()
+        return tuple(derive_seed(seed, "node", level, number) for number in group)
 
     def to_json(self) -> dict[str, Any]:
         """Return what decides results, wherever the data lies and whatever it is called there."""
@@ -133,6 +151,7 @@ class Setting:
             "transition": list(self.transition),
             "carry_warmup_epochs": plain(self.carry_warmup_epochs),
             "batches": self.batches,
+            "fused": dict(self.fused),
             "narrow_lr": self.narrow_lr,
             "allow_inexact": self.allow_inexact,
         }

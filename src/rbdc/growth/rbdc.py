@@ -155,6 +155,7 @@ class Rbdc(Protocol):
                     anneal=out_of is None or not out_of.carries,
                     initial=initial,
                     saved_for_growth=out_of.saved_for_growth if out_of else "",
+                    siblings=stage.models,
                     **own,
                 )
                 trained.append(Node(name=name, level=stage.level, job=job))

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rbdc.disk import write_text
 from rbdc.errors import RbdcError, RunError
@@ -24,6 +24,9 @@ from rbdc.plan import Scaling
 from rbdc.settings import Machine
 from rbdc.training import Observer, Progress, Session, Trained, World, train_together
 from rbdc.training.checkpoint import common_step
+
+if TYPE_CHECKING:
+    from rbdc.jobs.ways import Way
 
 FORMAT = 3  # of what jobs leave in their folders; another number makes other keys
 PROGRESS_SECONDS = 2.0  # between two writes of progress.json
@@ -100,10 +103,6 @@ class Job(ABC):
         """Return how many processes decode images beside a training."""
         return machine.workers or 0
 
-    def measure_concurrency(self, siblings: int, threads: int, machine: Machine) -> int:  # noqa: ARG002
-        """Return how many such jobs at a time finish first on this machine."""
-        return 1
-
     def measure_scaling(self, machine: Machine) -> Scaling:
         """Return how fast the training is on one such device, and on several."""
         raise NotImplementedError(f"{type(self).__name__} trains nothing")
@@ -142,6 +141,15 @@ class TrainingJob(Job):
     def fused(self) -> int:
         """Number of trainings with equal streams that are one computation; 0: it is on its own."""
         return 0
+
+    def ways(
+        self,
+        siblings: int,  # noqa: ARG002
+        threads: int,  # noqa: ARG002
+        machine: Machine,  # noqa: ARG002
+    ) -> "list[Way]":
+        """Return the ways to train so many such models here, the one to use first."""
+        return []
 
     @abstractmethod
     def session(self, context: Context, observe: Observer, resume_at: int | None = None) -> Session:

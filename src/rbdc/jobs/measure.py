@@ -1,9 +1,11 @@
-"""Short measurements: how fast this machine trains, and how many siblings to train at once."""
+"""Short measurements of how fast this machine trains, which are remembered."""
 
 import gc
+import hashlib
+import json
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import ceil
@@ -14,39 +16,18 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from rbdc.data import Batch, DataSet, TrainingBatches
+from rbdc.data import Batch
+from rbdc.disk import read_json, write_json
+from rbdc.errors import RbdcError
 from rbdc.settings import Machine, Recipe
 from rbdc.training import Task, World, initial_weights
 from rbdc.training.classification import classifier_state
 from rbdc.training.machine import torch_device
 
-STEPS = 4  # measured, after one to warm up
 PIXELS = 8 * 224 * 224  # of a batch that fits anywhere
 ROUND, MEASURED = 0.1, 2.0  # seconds of a round, and of all rounds of a measurement
-CONTENTION = 0.9  # processes side by side disturb each other by about this much
 
 T = TypeVar("T")
-
-
-def faster_jobs(task: Task, data: DataSet, *, threads: int, siblings: int) -> int:
-    """Return the number of siblings at a time that gives the most images per second in all.
-
-    A narrow model may be too small for all cores: then two of them with half the cores each are
-    faster than one after the other. Compares 1, 2, 4, ... at a time.
-    """
-    before = torch.get_num_threads()
-    best, best_speed = 1, 0.0
-    try:
-        jobs = 1
-        while jobs <= min(siblings, threads):
-            torch.set_num_threads(threads // jobs)
-            speed = jobs * _steps_per_second(task, data) * (CONTENTION if jobs > 1 else 1.0)
-            if speed > best_speed:
-                best, best_speed = jobs, speed
-            jobs *= 2
-    finally:
-        torch.set_num_threads(before)
-    return best
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +79,6 @@ def _on_noise(
     machine: Machine,
     teacher: nn.Module | None,
 ) -> Measurement:
-    image = task.image
     peak = _peak_memory(device)
     state = classifier_state(
         task,
@@ -110,11 +90,7 @@ def _on_noise(
         teacher=teacher,
     )
     with torch.random.fork_rng(devices=[]):
-        batch = Batch(
-            images=torch.randn(batch_size, image.channels, image.height, image.width).to(device),
-            targets=torch.zeros(batch_size, dtype=torch.long, device=device),
-            indices=torch.arange(batch_size),
-        )
+        batch = noise_batch(task, batch_size, device)
         state.update([batch]).item()  # the first step is slower, and may compile
         seconds = median_seconds(lambda: state.update([batch]), lambda loss: loss.item())
     return Measurement(
@@ -122,17 +98,30 @@ def _on_noise(
     )
 
 
-def median_seconds(run: Callable[[], T], wait: Callable[[T], object]) -> float:
+def noise_batch(task: Task, batch_size: int, device: torch.device) -> Batch:
+    """Return a batch of noise for the task's model."""
+    image = task.image
+    return Batch(
+        images=torch.randn(batch_size, image.channels, image.height, image.width).to(device),
+        targets=torch.zeros(batch_size, dtype=torch.long, device=device),
+        indices=torch.arange(batch_size),
+    )
+
+
+def median_seconds(
+    run: Callable[[], T], wait: Callable[[T], object], measured: float = MEASURED
+) -> float:
     """Return the median seconds of `run`; `wait` on its result waits for a GPU.
 
-    Several runs make a round of at least ROUND seconds, so that waiting costs little.
+    Several runs make a round of at least ROUND seconds, so that waiting costs little. All rounds
+    take about `measured` seconds.
     """
     began = time.perf_counter()
     wait(run())
     first = time.perf_counter() - began
     size = max(1, ceil(ROUND / first))
     rounds = [first] if size == 1 else []
-    end = began + MEASURED
+    end = began + measured
     while len(rounds) < 2 or (time.perf_counter() < end and len(rounds) < 15):
         began = time.perf_counter()
         for _ in range(size):
@@ -207,27 +196,32 @@ def _status(key: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
-def _steps_per_second(task: Task, data: DataSet) -> float:
-    batches = TrainingBatches(
-        data,
-        task.recipe,
-        task.image,
-        seed=task.data_seed,
-        batch_size=task.recipe.batch_size,
-    )
-    state = classifier_state(
-        task,
-        initial_weights(task),
-        batches.steps_per_epoch,
-        device=torch.device("cpu"),
-        machine=Machine(device="cpu"),
-        world=World(),
-    )
-    last = min(STEPS + 1, batches.steps_per_epoch)
-    began = 0.0
-    with torch.random.fork_rng(devices=[]):
-        for number, micro in enumerate(batches.from_step(0, last)):
-            if number == 1:
-                began = time.perf_counter()
-            state.update(micro)
-    return (last - 1) / (time.perf_counter() - began) if last > 1 else 1.0
+def remembered(
+    folder: Path,
+    about: Mapping[str, Any],
+    measure: Callable[[], dict[str, Any]],
+    *,
+    again: bool = False,
+) -> tuple[dict[str, Any], bool]:
+    """Return what was measured for exactly this, and whether it was read; else measure it."""
+    about = json.loads(json.dumps(about))
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    path = folder / f"{digest[:16]}.json"
+    if not again and (found := _read(path)) and found.get("about") == about:
+        return found["measured"], True
+    measured = measure()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"about": about, "measured": measured})
+    except (OSError, RbdcError):
+        pass  # a folder that cannot be written costs another measurement, nothing else
+    return measured, False
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Read a stored measurement; a damaged file counts as none."""
+    try:
+        found = read_json(path)
+    except RbdcError:
+        return None
+    return found if found and isinstance(found.get("measured"), dict) else None

@@ -4,21 +4,18 @@ A measurement is stored under what it depends on: device, torch, model, batch, d
 the machine trains. So a cached speed is never that of another device or version.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rbdc.disk import read_json, write_json
-from rbdc.errors import RbdcError
 from rbdc.jobs.measure import (
     device_name,
     dtype_name,
     measure_peak,
     measure_training,
+    remembered,
     step_images,
     with_threads,
 )
@@ -54,7 +51,7 @@ def measured_speeds(
     with with_threads(machine, device) as threads:
         about = {"device": name, "threads": threads, "torch": torch.__version__, "format": FORMAT}
         dtype = dtype_name(first.recipe)
-        peak, _ = _remembered(
+        peak, _ = remembered(
             folder,
             {**about, "matmul": dtype},
             lambda: {"flops_per_second": measure_peak(device, dtype)},
@@ -91,7 +88,7 @@ def _level(
         "machine": [machine.channels_last, machine.compile, machine.deterministic],
     }
     network = teacher.model if teacher else None
-    found, cached = _remembered(
+    found, cached = remembered(
         folder, known, lambda: measure_training(task, machine, network).to_json(), again=again
     )
     return LevelSpeed(
@@ -102,30 +99,3 @@ def _level(
         batch_size=int(found["batch_size"]),
         memory_bytes=found["memory_bytes"],
     )
-
-
-def _remembered(
-    folder: Path, about: Mapping[str, Any], measure: Callable[[], dict[str, Any]], *, again: bool
-) -> tuple[dict[str, Any], bool]:
-    """Return what was measured for exactly this, and whether it was read; else measure it."""
-    about = json.loads(json.dumps(about))
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-    path = folder / f"{digest[:16]}.json"
-    if not again and (found := _read(path)) and found.get("about") == about:
-        return found["measured"], True
-    measured = measure()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"about": about, "measured": measured})
-    except (OSError, RbdcError):
-        pass  # a folder that cannot be written costs another measurement, nothing else
-    return measured, False
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """Read a stored measurement; a damaged file counts as none."""
-    try:
-        found = read_json(path)
-    except RbdcError:
-        return None
-    return found if found and isinstance(found.get("measured"), dict) else None

@@ -12,8 +12,9 @@ from rbdc.data.augment import training_transform
 from rbdc.errors import CouplingError, WidthError
 from rbdc.jobs.job import FORMAT, Context, TrainingJob
 from rbdc.jobs.layout import AVERAGE, MODEL, SAVED_FOR_GROWTH, START
-from rbdc.jobs.measure import faster_jobs, images_per_second
+from rbdc.jobs.measure import images_per_second
 from rbdc.jobs.method import SavedForGrowth
+from rbdc.jobs.ways import Way, measure_ways
 from rbdc.metrics import final_scores
 from rbdc.models import ModelSpec, build_empty, export, halves_layout, shapes_of
 from rbdc.plan import CounterName, Scaling, forward_flops, training_flops
@@ -145,11 +146,10 @@ class TrainJob(TrainingJob):
         in_memory = self.data.in_memory and self.task.recipe.batched
         return 0 if in_memory else machine.workers or 0
 
-    def measure_concurrency(self, siblings: int, threads: int, machine: Machine) -> int:
-        """Return how many siblings at a time give the most images per second; one on a GPU."""
-        if siblings == 1 or torch_device(machine).type != "cpu":
-            return 1
-        return faster_jobs(self.task, self.data, threads=threads, siblings=siblings)
+    def ways(self, siblings: int, threads: int, machine: Machine) -> list[Way]:
+        if siblings == 1:
+            return []
+        return measure_ways(self.task, machine, siblings=siblings, threads=threads)
 
     def measure_scaling(self, machine: Machine) -> Scaling:
         """Measure how fast the model trains here, on noise."""

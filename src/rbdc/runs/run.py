@@ -23,7 +23,7 @@ from rbdc.cluster.ray_engine import RayEngine, worker_facts
 from rbdc.disk import free_bytes, is_writable, write_json
 from rbdc.errors import Interrupted, RunError, TrainingError, nearest
 from rbdc.jobs.engine import Engine, Event, InProcess, SideBySide, Watcher
-from rbdc.jobs.job import Context, Job, Node
+from rbdc.jobs.job import Context, Job, Node, TrainingJob
 from rbdc.jobs.layout import JOB, JOBS, LOCK, RESULT, RUN
 from rbdc.jobs.lock import locked
 from rbdc.jobs.store import Store, folder_name
@@ -256,6 +256,7 @@ def _needed_bytes(run: Run, output: Path, where: Where) -> int:
     """Return the disk space that results to come and the largest level's checkpoints take."""
     store = Store(output / JOBS)
     siblings = Counter(node.level for node in run.nodes if node.job.trains)
+    streams = Counter(node.job.stream for node in run.nodes if isinstance(node.job, TrainingJob))
     at_a_time = where.jobs or (
         torch.get_num_threads() if where.cluster.engine == "local" else len(run.nodes)
     )
@@ -265,7 +266,8 @@ def _needed_bytes(run: Run, output: Path, where: Where) -> int:
         largest = max(largest, job.model_bytes)
         if not store.result(job):
             results += job.result_bytes() - store.bytes_of(job)
-            at_once = max(1, min(siblings[node.level], at_a_time))
+            group = streams[job.stream] if isinstance(job, TrainingJob) and job.stream else 1
+            at_once = max(group, min(siblings[node.level], at_a_time))
             checkpoints = max(checkpoints, at_once * job.checkpoint_bytes(where.machine))
     return max(0, results + checkpoints) + largest
 
@@ -312,7 +314,7 @@ def _begin(run: Run, output: Path, where: Where) -> Concurrency:
 
 def _concurrency(run: Run, where: Where, old: Mapping[str, Any]) -> Concurrency:
     """Return what was asked for, or used before in this folder, or what is faster."""
-    trainings = [node.job for node in run.nodes if node.job.trains]
+    trainings = [node.job for node in run.nodes if isinstance(node.job, TrainingJob)]
     loaders = max(job.loader_processes(where.machine) for job in trainings)
     threads = where.machine.threads or old.get("threads") or default_threads(loaders)
     same_engine = old.get("name") == where.cluster.engine
@@ -321,7 +323,8 @@ def _concurrency(run: Run, where: Where, old: Mapping[str, Any]) -> Concurrency:
         jobs = 1
     elif not jobs:
         leaves = [job for job in trainings if not job.parents]
-        jobs = leaves[0].measure_concurrency(len(leaves), threads, where.machine)
+        ways = leaves[0].ways(len(leaves), threads, where.machine)
+        jobs = ways[0].processes if ways else 1
     return Concurrency(jobs, threads)
 
 

@@ -82,6 +82,9 @@ class Request(Settings):
     batches: Literal["shared", "separate"] = "shared"
     """batches of the models of one level: shared, so that each image is decoded once for all of
     them, or separate, in an order of its own for each model"""
+    fuse: Literal["auto", "on", "off"] = "auto"
+    """train the models of a level as one model with batched weights: where that is measured to be
+    faster, always, or never"""
     narrow_lr: Positive = 1.0
     """learning rate of a model divided by that of the model of twice its width"""
     with_baseline: bool = False
