@@ -50,7 +50,7 @@ def hours_table(hours: Hours) -> RenderableType:
         f"{_number(hours.total)} hours on one device, {hours.ratio:.3f} of standard training's "
         f"{_number(hours.standard)}"
     )
-    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    table = Table(box=SIMPLE, pad_edge=False)  # its title could be wider than the table
     table.add_column("models", no_wrap=True)
     measured = hours.speeds.peak_flops_per_second is not None
     columns = ["images/s", *(["of\npeak", "peak\nmemory"] if measured else []), "passes",
@@ -78,7 +78,8 @@ def hours_table(hours: Hours) -> RenderableType:
         cells = {"passes": passes, "passes\ndecoded": decoded, **_costs(hours, spent)}
         style = "bold" if name == "everything" else ""
         table.add_row(name, *(cells.get(column, "") for column in columns), style=style)
-    return Group(table, *(Text(line) for line in _hours_notes(hours)))
+    title_line = Text(title, style="italic")
+    return Group(title_line, table, *(Text(line) for line in _hours_notes(hours)))
 
 
 def steps_table(candidates: Sequence[Hours], chosen: int) -> RenderableType:
