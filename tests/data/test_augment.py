@@ -1,6 +1,8 @@
 """Images are changed as the settings say: batches as in a plain reference, single ones by timm."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,8 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
 
-from rbdc.data import augment
-from rbdc.data.augment import BatchChanges, Windows
+from rbdc.data import ImageFormat, augment
+from rbdc.data.augment import BatchChanges, TrainingTransform, Transform, Windows, to_tensor
 from rbdc.data.randomness import derive_seed, generator, preserve_generators, set_seeds
 from rbdc.settings import Augmentation
 from tests.data.pictures import IMAGE, image_set, pixels
@@ -19,6 +21,15 @@ from tests.data.pictures import IMAGE, image_set, pixels
 pytestmark = pytest.mark.numeric
 PLAIN: dict[str, Any] = {"scale": None, "color_jitter": 0.0}
 PLACE = (0, 0, 0)  # seed, epoch, step
+
+
+def _training(settings: Augmentation, image: ImageFormat) -> Callable[[Image.Image], Tensor]:
+    return partial(_tensor, TrainingTransform(settings, image))
+
+
+def _tensor(transform: Transform, image: Image.Image) -> Tensor:
+    crop = transform.draw(image)
+    return to_tensor([transform.apply(image, crop)], 3)[0]
 
 
 def normalized(images: Tensor) -> Tensor:
@@ -154,7 +165,7 @@ def test_mixing_happens_as_often_and_in_the_way_asked() -> None:
     ids=["default", "crop", "flips", "jitter", "randaugment"],
 )
 def test_single_images_are_changed_as_by_timm(settings: Augmentation) -> None:
-    ours = augment.training_transform(settings, IMAGE)
+    ours = _training(settings, IMAGE)
     theirs = create_transform(
         (3, 12, 12),
         is_training=True,
@@ -184,7 +195,7 @@ def test_single_images_are_changed_as_by_timm(settings: Augmentation) -> None:
 
 def test_randaugment_takes_what_pillow_gives_and_pillow_what_it_draws() -> None:
     """Its strength varies, down to posterizing to no bits: Pillow 13 would refuse that."""
-    ours = augment.training_transform(Augmentation(aa="rand-m10-n8-mstd101-inc1"), IMAGE)
+    ours = _training(Augmentation(aa="rand-m10-n8-mstd101-inc1"), IMAGE)
     with preserve_generators():
         for seed in range(60):
             set_seeds(seed)
@@ -193,7 +204,7 @@ def test_randaugment_takes_what_pillow_gives_and_pillow_what_it_draws() -> None:
 
 def test_without_a_scale_images_are_resized_padded_and_cropped() -> None:
     settings = Augmentation(scale=None, color_jitter=0.0, crop_padding=2)
-    transform = augment.training_transform(settings, IMAGE)
+    transform = _training(settings, IMAGE)
     crops = _crops(np.moveaxis(pixels(0), -1, 0), 2)
     with preserve_generators():
         set_seeds(0)
@@ -210,7 +221,7 @@ def test_evaluation_sees_what_timm_would_show(crop_pct: float) -> None:
         (3, 12, 12), crop_pct=crop_pct, interpolation="bicubic", mean=IMAGE.mean, std=IMAGE.std
     )
     picture = Image.fromarray(pixels(0, (30, 20)))
-    mine = augment.evaluation_transform(image)(picture)
+    mine = _tensor(augment.EvaluationTransform(image), picture)
     assert torch.allclose(normalized(mine[None])[0], theirs(picture), atol=1e-5)
 
 

@@ -32,9 +32,11 @@ from rbdc.data import (
     check_batch_size,
     open_data,
 )
-from rbdc.data.batches import _Samples, epoch_order, micro_batch_positions
+from rbdc.data.augment import EvaluationTransform
+from rbdc.data.batches import micro_batch_positions
 from rbdc.data.images import memory_data
 from rbdc.data.loader import LOST_WORKERS, _loader
+from rbdc.data.samples import Samples, epoch_order
 from rbdc.errors import DataError
 from rbdc.settings import Augmentation
 from tests.data.pictures import (
@@ -571,13 +573,13 @@ def test_the_classes_are_those_of_the_pictures(memory: DataSet) -> None:
 def test_workers_are_forked_whatever_started_the_training(tmp_path: Path) -> None:
     """A server's workers would not see that their parent was killed, and wait for ever."""
     data = folder_data(tmp_path)
-    samples = _Samples(data.test, lambda _image: torch.zeros(1, 2, 2), 1, False)
+    samples = Samples(data.test, EvaluationTransform(IMAGE), 3, False)
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("forkserver", force=True)
     try:
         loader: Any = _loader(samples, iter([[(0, 0, 0)]]), 1)
         assert type(loader._workers[0]).__name__ == "ForkProcess"
-        assert next(loader)[2] == [0]
+        assert next(loader).indices == [0]
         loader._shutdown_workers()
     finally:
         multiprocessing.set_start_method(before, force=True)

@@ -80,6 +80,7 @@ def _steps_per_second(task: Task, data: DataSet) -> float:
         task.image,
         seed=task.data_seed,
         batch_size=task.recipe.batch_size,
+        share=False,  # other processes would wait for this one
     )
     state = classifier_state(
         task,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rbdc.data.batches import epoch_order
 from rbdc.data.loader import read_batches
+from rbdc.data.samples import epoch_order
 from rbdc.errors import DataError
 from rbdc.transfer.samples import DetectionSamples, Target
 
