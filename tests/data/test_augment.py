@@ -1,5 +1,6 @@
 """Images are changed as the settings say: batches as in a plain reference, single ones by timm."""
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -212,6 +213,53 @@ def test_without_a_scale_images_are_resized_padded_and_cropped() -> None:
         assert transform(Image.fromarray(pixels(0, (30, 20)))).shape == (3, 12, 12)
     assert {where[:2] for where in drawn} == {(t, s) for t in range(5) for s in range(5)}
     assert {where[2:] for where in drawn} == {(False, False), (True, False)}
+
+
+def _jpeg(size: tuple[int, int]) -> Image.Image:
+    """A smooth picture that is not decoded yet: each place in it has a colour of its own."""
+    x, y = np.meshgrid(*(np.linspace(0, 1, side) for side in size))
+    waves = np.stack([x, y, 0.5 + 0.5 * np.sin(4 * x + 3 * y)], axis=-1)
+    file = io.BytesIO()
+    Image.fromarray((255 * waves).astype(np.uint8)).save(file, "jpeg", quality=95)
+    return Image.open(file)
+
+
+@pytest.mark.parametrize("scale", [(0.08, 1.0), (0.5, 0.9), None])
+@pytest.mark.parametrize("size", [(203, 151), (97, 300), (60, 61)])
+def test_a_reduced_jpeg_has_the_pixels_that_the_model_needs(
+    size: tuple[int, int], scale: tuple[float, float] | None
+) -> None:
+    full = TrainingTransform(Augmentation(color_jitter=0.0, scale=scale, decode="full"), IMAGE)
+    reduced = TrainingTransform(replace(full.settings, decode="reduced"), IMAGE)
+    factors = set()
+    for seed in range(40):
+        pixels, crops = [], []
+        for transform in (full, reduced):
+            image = _jpeg(size)
+            with preserve_generators():
+                set_seeds(seed)
+                crops.append(transform.draw(image))
+                pixels.append(np.asarray(transform.apply(image, crops[-1])).astype(float))
+        (left, upper, right, lower), factor = crops[1].box, crops[1].factor
+        assert replace(crops[1], factor=1) == crops[0]
+        assert image.size == tuple(-(-side // factor) for side in size)
+        if factor == 1:
+            assert np.array_equal(*pixels)
+        else:
+            assert min(right - left, lower - upper) >= 12 * factor
+            assert np.abs(pixels[0] - pixels[1]).mean() < 2
+        assert factor == 8 or min(right - left, lower - upper) < 24 * factor
+        factors.add(factor)
+    assert scale is None or max(factors) >= 4
+
+
+def test_only_jpegs_larger_than_the_model_needs_are_reduced() -> None:
+    transform = TrainingTransform(Augmentation(), IMAGE)
+    small, loaded, picture = _jpeg((23, 23)), _jpeg((99, 99)), Image.fromarray(pixels(0, (99, 99)))
+    loaded.load()
+    for image in (small, loaded, picture):
+        with preserve_generators():
+            assert {transform.draw(image).factor for _ in range(30)} == {1}
 
 
 @pytest.mark.parametrize("crop_pct", [1.0, 0.75])

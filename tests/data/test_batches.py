@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
+from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from rbdc.data import (
@@ -36,7 +37,7 @@ from rbdc.data.augment import EvaluationTransform
 from rbdc.data.batches import micro_batch_positions
 from rbdc.data.images import memory_data
 from rbdc.data.loader import LOST_WORKERS, _loader
-from rbdc.data.samples import Samples, epoch_order
+from rbdc.data.samples import Read, Samples, epoch_order
 from rbdc.errors import DataError
 from rbdc.settings import Augmentation
 from tests.data.pictures import (
@@ -583,3 +584,26 @@ def test_workers_are_forked_whatever_started_the_training(tmp_path: Path) -> Non
         loader._shutdown_workers()
     finally:
         multiprocessing.set_start_method(before, force=True)
+
+
+def test_batches_of_workers_are_pinned_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none here: torch asks the object, and the object its images."""
+    monkeypatch.setattr(Tensor, "pin_memory", lambda images: images + 1)
+    read = Read(images=torch.zeros(2), labels=[1, 2], indices=[3, 4], decoded=2)
+    pinned = pin_memory(read)
+    assert pinned.images.tolist() == [1, 1]
+    assert replace(pinned, images=read.images) == read
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_small_test_sets_are_decoded_once(
+    folder: DataSet, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rbdc.data.batches.CACHE_BYTES", most)
+    test = EvaluationBatches(folder, IMAGE, batch_size=3, workers=1)
+    next(iter(test))  # given up at once: nothing is kept
+    passes = [list(test) for _ in range(3)]
+    for again in passes[1:]:
+        assert equal([again], [passes[0]])
+    decoded = [sum(batch.decoded for batch in found) for found in passes]
+    assert decoded == ([7, 0, 0] if most else [7, 7, 7])

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import prod
+from typing import Any
 
 import PIL
 import timm
@@ -145,7 +146,19 @@ class TrainingBatches:
 
     def _join(self, step: int) -> Membership | None:
         """Meet the processes on this machine that need the same batches."""
-        key = [
+        try:
+            folder = find_folder(self.content())
+        except DataError as error:
+            warnings.warn(f"{error.problem}. {error.remedy}", stacklevel=2)
+            return None
+        if folder is None:
+            return None
+        size = sum(map(len, self.positions)) * prod(self.image.shape)
+        return Membership(folder, position=step, window=window(size, PREFETCHED * self.workers))
+
+    def content(self) -> list[Any]:
+        """Return all that the decoded images of each step depend on."""
+        return [
             self.data.fingerprint,
             self.data.skip_bad,
             {field.name: getattr(self.settings, field.name) for field in fields(Augmentation)},
@@ -153,15 +166,6 @@ class TrainingBatches:
             [self.seed, self.batch_size, self.micro_batches[0], *self.micro_batches[1]],
             [PIL.__version__, timm.__version__, torch.__version__, torchvision.__version__],
         ]
-        try:
-            folder = find_folder(key)
-        except DataError as error:
-            warnings.warn(f"{error.problem}. {error.remedy}", stacklevel=2)
-            return None
-        if folder is None:
-            return None
-        size = len(self.positions[0]) * len(self.positions) * prod(self.image.shape)
-        return Membership(folder, position=step, window=window(size, PREFETCHED * self.workers))
 
     def _finish(
         self,

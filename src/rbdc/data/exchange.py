@@ -42,6 +42,7 @@ Content = tuple[Tensor, Any]  # uint8 images, and what JSON can hold
 Decode = Callable[[Request], Content]
 Following = Callable[[], Iterable[Request]]
 
+MEMORY = Path("/dev/shm")
 PATIENCE = (60.0, 300.0)  # least and most seconds to wait for a member that is a window behind
 PATIENCE_SHARE = 0.05  # between the two: this share of the session so far
 SILENCE = 5.0  # least seconds to wait for a process that decodes a batch
@@ -64,9 +65,8 @@ def find_folder(key: Any) -> Path | None:
     """
     if fcntl is None:
         return None
-    memory = Path("/dev/shm")
-    usable = sys.platform == "linux" and os.access(memory, os.W_OK)
-    root = (memory if usable else Path(tempfile.gettempdir())) / f"rbdc-{os.getuid()}"
+    usable = sys.platform == "linux" and os.access(MEMORY, os.W_OK)
+    root = (MEMORY if usable else Path(tempfile.gettempdir())) / f"rbdc-{os.getuid()}"
     try:
         root.mkdir(mode=0o700, exist_ok=True)
         found = root.lstat()

@@ -1,7 +1,7 @@
 """Read, decode and transform the images of a batch, in the main process or in a data worker."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +31,10 @@ class Read:
     """Warnings: images that were replaced, and why batches are not shared."""
     decoded: int = 0
     """Images decoded since the previous batch of the same worker."""
+
+    def pin_memory(self) -> "Read":
+        """Return a copy in pinned memory. torch's DataLoader calls this if there is a GPU."""
+        return replace(self, images=self.images.pin_memory())
 
 
 @lru_cache(maxsize=4)  # data workers may be in the next epoch already
