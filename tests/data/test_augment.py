@@ -244,7 +244,7 @@ def test_a_reduced_jpeg_has_the_pixels_that_the_model_needs(
         assert replace(crops[1], factor=1) == crops[0]
         assert image.size == tuple(-(-side // factor) for side in size)
         if factor == 1:
-            assert np.array_equal(*pixels)
+            assert np.array_equal(pixels[0], pixels[1])
         else:
             assert min(right - left, lower - upper) >= 12 * factor
             assert np.abs(pixels[0] - pixels[1]).mean() < 2

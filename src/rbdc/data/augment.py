@@ -70,10 +70,10 @@ class TrainingTransform:
 
     def __init__(self, settings: Augmentation, image: ImageFormat) -> None:
         self.settings, self.size = settings, (image.width, image.height)
-        chosen = settings.train_interpolation
-        if chosen == "random":
-            chosen = "bilinear bicubic" if settings.scale else "bicubic"
-        self.interpolations = [str_to_pil_interp(name) for name in chosen.split()]
+        chosen = [settings.train_interpolation]
+        if settings.train_interpolation == "random":
+            chosen = ["bilinear", "bicubic"] if settings.scale else ["bicubic"]
+        self.interpolations = [str_to_pil_interp(name) for name in chosen]
         self.pad = transforms.RandomCrop(image.shape[1:], padding=settings.crop_padding or None)
         self.flips = [
             (float(torch.tensor(share)), direction)  # torch compares in float32
@@ -185,9 +185,8 @@ def _reduce(image: Image.Image, most: int) -> int:
 
 def _resized_crop(image: Image.Image, crop: Crop, size: tuple[int, int]) -> Image.Image:
     if crop.factor > 1:
-        edges = zip(crop.box, image.size * 2, strict=True)  # the last pixels may be parts of pixels
-        box = tuple(min(edge / crop.factor, end) for edge, end in edges)
-        return image.resize(size, crop.interpolation, box)
+        left, upper, right, lower = (edge / crop.factor for edge in crop.box)
+        return image.resize(size, crop.interpolation, (left, upper, right, lower))
     if crop.box != (0, 0, *image.size):
         image = image.crop(crop.box)
     return image if image.size == size else image.resize(size, crop.interpolation)
@@ -209,7 +208,7 @@ class _Jitter:
         return image
 
 
-_ENHANCE = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, None)
+_ENHANCE = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
 class Windows:

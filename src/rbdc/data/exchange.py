@@ -32,10 +32,11 @@ from torch import Tensor
 
 from rbdc.errors import DataError
 
+fcntl: Any
 try:
     import fcntl
 except ImportError:  # Windows: every process decodes for itself
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
 
 Request = tuple[int, int]  # step, micro-batch
 Content = tuple[Tensor, Any]  # uint8 images, and what JSON can hold
@@ -215,10 +216,10 @@ class Exchange:
                     batches.add((int(step), int(micro)))
                 elif (member := _read_member(path)) and member.window >= 0:
                     members[path.name] = member
-        for step, micro in [*batches]:
-            if not any(member.needs(step) for member in members.values()):
-                batches.discard((step, micro))
-                self._path((step, micro)).unlink(missing_ok=True)
+        for request in [*batches]:
+            if not any(member.needs(request[0]) for member in members.values()):
+                batches.discard(request)
+                self._path(request).unlink(missing_ok=True)
         return members, batches
 
     def _last_step(self, step: int, me: _Member, others: dict[str, _Member]) -> int:
@@ -291,7 +292,7 @@ class Exchange:
         """Write a batch. What marks it as complete is written last."""
         images, facts = content
         text = json.dumps([list(images.shape), facts]).encode()
-        pixels = memoryview(images.contiguous().view(-1).numpy())
+        pixels = images.contiguous().view(-1).numpy().data
         try:
             space = os.fstatvfs(file)
             if space.f_bavail * space.f_frsize - len(pixels) < FREE_SHARE * (

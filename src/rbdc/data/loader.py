@@ -61,7 +61,7 @@ def _loader(samples: Dataset[Any], tokens: Iterator[Any], workers: int) -> Itera
     """
     loader: DataLoader[Any] = DataLoader(
         samples,
-        batch_sampler=tokens,  # type: ignore[arg-type]
+        batch_sampler=tokens,
         num_workers=workers,
         collate_fn=_as_it_is,
         prefetch_factor=PREFETCHED,
