@@ -1,6 +1,9 @@
 """Images are changed as the settings say: batches as in a plain reference, single ones by timm."""
 
+import io
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,8 +13,8 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
 
-from rbdc.data import augment
-from rbdc.data.augment import BatchChanges, Windows
+from rbdc.data import ImageFormat, augment
+from rbdc.data.augment import BatchChanges, TrainingTransform, Transform, Windows, to_tensor
 from rbdc.data.randomness import derive_seed, generator, preserve_generators, set_seeds
 from rbdc.settings import Augmentation
 from tests.data.pictures import IMAGE, image_set, pixels
@@ -19,6 +22,15 @@ from tests.data.pictures import IMAGE, image_set, pixels
 pytestmark = pytest.mark.numeric
 PLAIN: dict[str, Any] = {"scale": None, "color_jitter": 0.0}
 PLACE = (0, 0, 0)  # seed, epoch, step
+
+
+def _training(settings: Augmentation, image: ImageFormat) -> Callable[[Image.Image], Tensor]:
+    return partial(_tensor, TrainingTransform(settings, image))
+
+
+def _tensor(transform: Transform, image: Image.Image) -> Tensor:
+    crop = transform.draw(image)
+    return to_tensor([transform.apply(image, crop)], 3)[0]
 
 
 def normalized(images: Tensor) -> Tensor:
@@ -154,7 +166,7 @@ def test_mixing_happens_as_often_and_in_the_way_asked() -> None:
     ids=["default", "crop", "flips", "jitter", "randaugment"],
 )
 def test_single_images_are_changed_as_by_timm(settings: Augmentation) -> None:
-    ours = augment.training_transform(settings, IMAGE)
+    ours = _training(settings, IMAGE)
     theirs = create_transform(
         (3, 12, 12),
         is_training=True,
@@ -184,7 +196,7 @@ def test_single_images_are_changed_as_by_timm(settings: Augmentation) -> None:
 
 def test_randaugment_takes_what_pillow_gives_and_pillow_what_it_draws() -> None:
     """Its strength varies, down to posterizing to no bits: Pillow 13 would refuse that."""
-    ours = augment.training_transform(Augmentation(aa="rand-m10-n8-mstd101-inc1"), IMAGE)
+    ours = _training(Augmentation(aa="rand-m10-n8-mstd101-inc1"), IMAGE)
     with preserve_generators():
         for seed in range(60):
             set_seeds(seed)
@@ -193,7 +205,7 @@ def test_randaugment_takes_what_pillow_gives_and_pillow_what_it_draws() -> None:
 
 def test_without_a_scale_images_are_resized_padded_and_cropped() -> None:
     settings = Augmentation(scale=None, color_jitter=0.0, crop_padding=2)
-    transform = augment.training_transform(settings, IMAGE)
+    transform = _training(settings, IMAGE)
     crops = _crops(np.moveaxis(pixels(0), -1, 0), 2)
     with preserve_generators():
         set_seeds(0)
@@ -203,6 +215,53 @@ def test_without_a_scale_images_are_resized_padded_and_cropped() -> None:
     assert {where[2:] for where in drawn} == {(False, False), (True, False)}
 
 
+def _jpeg(size: tuple[int, int]) -> Image.Image:
+    """A smooth picture that is not decoded yet: each place in it has a colour of its own."""
+    x, y = np.meshgrid(*(np.linspace(0, 1, side) for side in size))
+    waves = np.stack([x, y, 0.5 + 0.5 * np.sin(4 * x + 3 * y)], axis=-1)
+    file = io.BytesIO()
+    Image.fromarray((255 * waves).astype(np.uint8)).save(file, "jpeg", quality=95)
+    return Image.open(file)
+
+
+@pytest.mark.parametrize("scale", [(0.08, 1.0), (0.5, 0.9), None])
+@pytest.mark.parametrize("size", [(203, 151), (97, 300), (60, 61)])
+def test_a_reduced_jpeg_has_the_pixels_that_the_model_needs(
+    size: tuple[int, int], scale: tuple[float, float] | None
+) -> None:
+    full = TrainingTransform(Augmentation(color_jitter=0.0, scale=scale, decode="full"), IMAGE)
+    reduced = TrainingTransform(replace(full.settings, decode="reduced"), IMAGE)
+    factors = set()
+    for seed in range(40):
+        pixels, crops = [], []
+        for transform in (full, reduced):
+            image = _jpeg(size)
+            with preserve_generators():
+                set_seeds(seed)
+                crops.append(transform.draw(image))
+                pixels.append(np.asarray(transform.apply(image, crops[-1])).astype(float))
+        (left, upper, right, lower), factor = crops[1].box, crops[1].factor
+        assert replace(crops[1], factor=1) == crops[0]
+        assert image.size == tuple(-(-side // factor) for side in size)
+        if factor == 1:
+            assert np.array_equal(pixels[0], pixels[1])
+        else:
+            assert min(right - left, lower - upper) >= 12 * factor
+            assert np.abs(pixels[0] - pixels[1]).mean() < 2
+        assert factor == 8 or min(right - left, lower - upper) < 24 * factor
+        factors.add(factor)
+    assert scale is None or max(factors) >= 4
+
+
+def test_only_jpegs_larger_than_the_model_needs_are_reduced() -> None:
+    transform = TrainingTransform(Augmentation(), IMAGE)
+    small, loaded, picture = _jpeg((23, 23)), _jpeg((99, 99)), Image.fromarray(pixels(0, (99, 99)))
+    loaded.load()
+    for image in (small, loaded, picture):
+        with preserve_generators():
+            assert {transform.draw(image).factor for _ in range(30)} == {1}
+
+
 @pytest.mark.parametrize("crop_pct", [1.0, 0.75])
 def test_evaluation_sees_what_timm_would_show(crop_pct: float) -> None:
     image = replace(IMAGE, crop_pct=crop_pct)
@@ -210,7 +269,7 @@ def test_evaluation_sees_what_timm_would_show(crop_pct: float) -> None:
         (3, 12, 12), crop_pct=crop_pct, interpolation="bicubic", mean=IMAGE.mean, std=IMAGE.std
     )
     picture = Image.fromarray(pixels(0, (30, 20)))
-    mine = augment.evaluation_transform(image)(picture)
+    mine = _tensor(augment.EvaluationTransform(image), picture)
     assert torch.allclose(normalized(mine[None])[0], theirs(picture), atol=1e-5)
 
 

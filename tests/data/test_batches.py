@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
+from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from rbdc.data import (
@@ -32,9 +33,11 @@ from rbdc.data import (
     check_batch_size,
     open_data,
 )
-from rbdc.data.batches import _Samples, epoch_order, micro_batch_positions
+from rbdc.data.augment import EvaluationTransform
+from rbdc.data.batches import micro_batch_positions
 from rbdc.data.images import ImageSource, memory_data
 from rbdc.data.loader import LOST_WORKERS, _loader
+from rbdc.data.samples import Read, Samples, epoch_order
 from rbdc.errors import DataError
 from rbdc.settings import Augmentation
 from tests.data.pictures import (
@@ -565,13 +568,36 @@ def test_the_classes_are_those_of_the_pictures(memory: DataSet) -> None:
 def test_workers_are_forked_whatever_started_the_training(tmp_path: Path) -> None:
     """A server's workers would not see that their parent was killed, and wait for ever."""
     data = folder_data(tmp_path)
-    samples = _Samples(data.test, lambda _image: torch.zeros(1, 2, 2), 1, False)
+    samples = Samples(data.test, EvaluationTransform(IMAGE), 3, False)
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("forkserver", force=True)
     try:
         loader: Any = _loader(samples, iter([[(0, 0, 0)]]), 1)
         assert type(loader._workers[0]).__name__ == "ForkProcess"
-        assert next(loader)[2] == [0]
+        assert next(loader).indices == [0]
         loader._shutdown_workers()
     finally:
         multiprocessing.set_start_method(before, force=True)
+
+
+def test_batches_of_workers_are_pinned_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none here: torch asks the object, and the object its images."""
+    monkeypatch.setattr(Tensor, "pin_memory", lambda images: images + 1)
+    read = Read(images=torch.zeros(2), labels=[1, 2], indices=[3, 4], decoded=2)
+    pinned = pin_memory(read)
+    assert pinned.images.tolist() == [1, 1]
+    assert replace(pinned, images=read.images) == read
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_small_test_sets_are_decoded_once(
+    folder: DataSet, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rbdc.data.batches.CACHE_BYTES", most)
+    test = EvaluationBatches(folder, IMAGE, batch_size=3, workers=1)
+    next(iter(test))  # given up at once: nothing is kept
+    passes = [list(test) for _ in range(3)]
+    for again in passes[1:]:
+        assert equal([again], [passes[0]])
+    decoded = [sum(batch.decoded for batch in found) for found in passes]
+    assert decoded == ([7, 0, 0] if most else [7, 7, 7])

@@ -7,34 +7,33 @@ global batch would be.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from math import prod
 from typing import Any
 
+import PIL
+import timm
 import torch
+import torchvision
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from rbdc.data.augment import (
     BatchChanges,
+    EvaluationTransform,
     ImageFormat,
+    TrainingTransform,
     Windows,
-    evaluation_transform,
-    training_transform,
 )
-from rbdc.data.images import DataSet, ImageSet, ImageSource
-from rbdc.data.loader import read_batches
-from rbdc.data.randomness import derive_seed, generator, set_seeds
-from rbdc.data.sources import read_rgb
+from rbdc.data.exchange import Exchange, Membership, find_folder, window
+from rbdc.data.images import DataSet, ImageSet
+from rbdc.data.loader import PREFETCHED, read_batches
+from rbdc.data.samples import Order, Read, Samples, Stream, Token
 from rbdc.errors import DataError
 from rbdc.settings import Augmentation
 
-Token = tuple[int, int, int]  # epoch, position in the epoch, image
-Pixels = tuple[Tensor, Tensor, Tensor]  # uint8 images, labels, image indices
-# What a worker sends: images, labels, indices, and the problems of images that were replaced. Lists
-# are cheaper to send than small tensors, because each tensor would be a shared-memory file.
-_Read = tuple[Tensor, list[int], list[int], list[str]]
+Pixels = tuple[Tensor, Tensor, Tensor, int]  # uint8 images, labels, image indices, images decoded
+CACHE_BYTES = 512 << 20  # test images up to this size stay in memory after they were decoded once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +46,8 @@ class Batch:
     indices: Tensor
     """Indices of the images in the data set, for messages."""
     decoded: int = 0
-    """Images that this process decoded for the batch."""
+    """Images that this process decoded since the batch before: 0 if all were in memory, or another
+    process decoded them; more than the batch has if some were decoded in advance."""
 
 
 def micro_batch_positions(batch_size: int, count: int, index: int) -> Tensor:
@@ -59,19 +59,11 @@ def micro_batch_positions(batch_size: int, count: int, index: int) -> Tensor:
     return torch.cat([first, (batch_size - 1 - first).flip(0)])
 
 
-@lru_cache(maxsize=4)  # data workers may be in the next epoch already
-def epoch_order(images: int, seed: int, epoch: int, repeats: int) -> Tensor:
-    """Return the image indices of an epoch in order. Repeats are adjacent. Do not change them."""
-    order = torch.randperm(images, generator=generator(seed, "order", epoch))
-    if repeats > 1:
-        order = order.repeat_interleave(repeats)[:images]
-    return order
-
-
 class TrainingBatches:
     """The batches of one training.
 
-    `micro_batches` is (how many a global batch has, the indices of this process's ones).
+    `micro_batches` is (how many a global batch has, the indices of this process's ones). With
+    `share`, processes on this machine that train on the same batches decode each batch once.
     """
 
     def __init__(
@@ -85,14 +77,18 @@ class TrainingBatches:
         micro_batches: tuple[int, Sequence[int]] = (1, (0,)),
         device: torch.device = torch.device("cpu"),  # noqa: B008
         workers: int = 0,
+        share: bool = True,
     ) -> None:
         self.data, self.settings, self.image = data, settings, image
         self.seed, self.batch_size, self.device = seed, batch_size, device
-        self.workers = workers
-        count, mine = micro_batches
+        self.workers, self.share = workers, share
+        self.micro_batches = count, mine = micro_batches
         check_batch_size(len(data.train), batch_size, count, mixes=settings.mixes)
         self.positions = [micro_batch_positions(batch_size, count, index) for index in mine]
-        self.steps_per_epoch = len(data.train) // batch_size
+        self.order = Order(
+            images=len(data.train), seed=seed, batch_size=batch_size, repeats=settings.aug_repeats
+        )
+        self.steps_per_epoch = self.order.steps_per_epoch
         self._change = BatchChanges(settings, len(data.class_names))
         if isinstance(data.train, ImageSet) and settings.batched:
             check_image_size(data.train, image)
@@ -103,52 +99,87 @@ class TrainingBatches:
         if isinstance(train, ImageSet) and self.settings.batched:
             read = self._in_memory(train, start, stop)
         else:
-            read = self._decoded(train, start, stop)
+            read = self._decoded(start, stop)
         for step in range(start, stop):
             yield [self._finish(step, positions, *next(read)) for positions in self.positions]
-
-    def order(self, step: int) -> Tensor:
-        """Return the image indices of a step's global batch."""
-        epoch, within = divmod(step, self.steps_per_epoch)
-        order = epoch_order(len(self.data.train), self.seed, epoch, self.settings.aug_repeats)
-        return order[within * self.batch_size : (within + 1) * self.batch_size]
 
     def _in_memory(self, train: ImageSet, start: int, stop: int) -> Iterator[Pixels]:
         windows = Windows(train.images.to(self.device), self.settings)
         labels = train.labels.to(self.device)
         for step in range(start, stop):
-            order = self.order(step)
+            order = self.order.step(step)
             for positions in self.positions:
                 chosen = order[positions]
                 images = windows.batch(chosen, positions, self.batch_size, *self._key(step))
-                yield images, labels[chosen.to(self.device)], chosen
+                yield images, labels[chosen.to(self.device)], chosen, 0
 
-    def _decoded(self, train: ImageSource, start: int, stop: int) -> Iterator[Pixels]:
-        samples = _Samples(
-            train,
-            training_transform(self.settings, self.image),
+    def _decoded(self, start: int, stop: int) -> Iterator[Pixels]:
+        samples = Samples(
+            self.data.train,
+            TrainingTransform(self.settings, self.image),
             self.image.channels,
             self.data.skip_bad,
             self.seed,
             bool(self.settings.aa),
         )
-        for read in read_batches(samples, lambda: self._tokens(start, stop), self.workers):
-            yield _pixels(read, self.device)
+        member = self._join(start) if self.share else None
+        stream = Stream(
+            samples=samples,
+            order=self.order,
+            positions=self.positions,
+            stop=stop,
+            exchange=Exchange(member) if member else None,
+        )
+        warned: set[str] = set()
+        read = read_batches(stream, lambda: stream.requests(start), self.workers)
+        try:
+            for step, _ in stream.requests(start):
+                if member:
+                    member.move(step)
+                found = next(read)
+                _warn(problem for problem in found.problems if problem not in warned)
+                warned.update(found.problems)
+                yield _pixels(found, self.device)
+        finally:
+            if member:
+                member.leave()
 
-    def _tokens(self, start: int, stop: int) -> Iterator[list[Token]]:
-        for step in range(start, stop):
-            epoch, within = divmod(step, self.steps_per_epoch)
-            order, first = self.order(step), within * self.batch_size
-            for positions in self.positions:
-                yield [(epoch, first + at, int(order[at])) for at in positions.tolist()]
+    def _join(self, step: int) -> Membership | None:
+        """Meet the processes on this machine that need the same batches."""
+        try:
+            folder = find_folder(self.content())
+        except DataError as error:
+            warnings.warn(f"{error.problem}. {error.remedy}", stacklevel=2)
+            return None
+        if folder is None:
+            return None
+        size = sum(map(len, self.positions)) * prod(self.image.shape)
+        return Membership(folder, position=step, window=window(size, PREFETCHED * self.workers))
+
+    def content(self) -> list[Any]:
+        """Return all that the decoded images of each step depend on."""
+        return [
+            self.data.fingerprint,
+            self.data.skip_bad,
+            {field.name: getattr(self.settings, field.name) for field in fields(Augmentation)},
+            asdict(self.image),
+            [self.seed, self.batch_size, self.micro_batches[0], *self.micro_batches[1]],
+            [PIL.__version__, timm.__version__, torch.__version__, torchvision.__version__],
+        ]
 
     def _finish(
-        self, step: int, positions: Tensor, images: Tensor, labels: Tensor, indices: Tensor
+        self,
+        step: int,
+        positions: Tensor,
+        images: Tensor,
+        labels: Tensor,
+        indices: Tensor,
+        decoded: int,
     ) -> Batch:
         images, targets = self._change(
             self.image.normalize(images), labels, positions, self.batch_size, *self._key(step)
         )
-        return Batch(images=images, targets=targets, indices=indices)
+        return Batch(images=images, targets=targets, indices=indices, decoded=decoded)
 
     def _key(self, step: int) -> tuple[int, int, int]:
         return (self.seed, *divmod(step, self.steps_per_epoch))
@@ -171,9 +202,7 @@ class EvaluationBatches:
         workers: int = 0,
     ) -> None:
         self.test, self.image, self.device = data.test, image, device
-        self.samples = _Samples(
-            data.test, evaluation_transform(image), image.channels, data.skip_bad
-        )
+        self.samples = Samples(data.test, EvaluationTransform(image), image.channels, data.skip_bad)
         parts, mine = part
         indices = list(range(mine, len(data.test), parts))
         self.batches = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
@@ -181,6 +210,7 @@ class EvaluationBatches:
         # batches that other processes have in addition
         self.idle = -(-most // batch_size) - len(self.batches)
         self.workers = workers
+        self._cached: list[Read] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         test, image = self.test, self.image
@@ -190,69 +220,40 @@ class EvaluationBatches:
             and image.crop_pct == 1.0
         ):
             for batch in self.batches:
-                yield self._batch((test.images[batch], test.labels[batch].tolist(), batch, []))
+                labels = test.labels[batch].tolist()
+                yield self._batch(Read(images=test.images[batch], labels=labels, indices=batch))
             return
+        if self._cached is not None:
+            for read in self._cached:
+                yield self._batch(read)
+            return
+        # small test sets are decoded once per training, and workers are started once
+        fits = sum(map(len, self.batches)) * prod(image.shape) <= CACHE_BYTES
+        cached = []
         tokens: list[list[Token]] = [[(0, i, i) for i in batch] for batch in self.batches]
         for read in read_batches(self.samples, lambda: iter(tokens), self.workers):
+            _warn(read.problems)
+            if fits:  # the copy does not hold the worker's shared memory
+                cached.append(replace(read, images=read.images.clone(), decoded=0))
             yield self._batch(read)
+        self._cached = cached if fits else None
 
-    def _batch(self, read: _Read) -> Batch:
-        images, labels, indices = _pixels(read, self.device)
-        return Batch(images=self.image.normalize(images), targets=labels, indices=indices)
-
-
-@dataclass(frozen=True)
-class _Samples(Dataset[Pixels]):
-    """Transformed images for a batch of tokens. With a `seed`, each transform is seeded."""
-
-    source: ImageSource
-    transform: Callable[[Any], Tensor]
-    channels: int
-    skip_bad: bool
-    seed: int | None = None
-    numpy: bool = False
-    """Whether the transform also draws from numpy."""
-
-    def __getitems__(self, tokens: list[Token]) -> _Read | DataError:
-        """Read and transform one batch of tokens. A DataError is returned, not raised."""
-        images, indices, replaced = [], [], []
-        try:
-            for epoch, position, index in tokens:
-                image, taken, problems = self._read(index)
-                if self.seed is not None:
-                    key = derive_seed(self.seed, "sample", epoch, position)
-                    set_seeds(key, numpy=self.numpy)
-                images.append(torch.as_tensor(self.transform(image)[: self.channels]))
-                indices.append(taken)
-                replaced += problems
-        except DataError as error:
-            return error
-        labels = [int(self.source.labels[index]) for index in indices]
-        return torch.stack(images), labels, indices, replaced
-
-    def _read(self, index: int) -> tuple[Any, int, list[str]]:
-        """Return an image, its index, and the problems of the unreadable images it replaces."""
-        problems: list[str] = []
-        while True:
-            try:
-                image = read_rgb(self.source, index)
-            except DataError as error:
-                if not self.skip_bad or len(problems) == len(self.source):
-                    raise
-                problems.append(error.problem)
-                index = (index + 1) % len(self.source)
-            else:
-                # convert to gray as timm does; the first channel alone would be red
-                gray = image.convert("L").convert("RGB") if self.channels == 1 else image
-                return gray, index, problems
+    def _batch(self, read: Read) -> Batch:
+        images, labels, indices, decoded = _pixels(read, self.device)
+        images = self.image.normalize(images)
+        return Batch(images=images, targets=labels, indices=indices, decoded=decoded)
 
 
-def _pixels(read: _Read, device: torch.device) -> Pixels:
-    images, labels, indices, replaced = read
-    for problem in replaced:
-        warnings.warn(f"{problem}; the next image is used instead", stacklevel=2)
-    images, targets = (x.to(device, non_blocking=True) for x in (images, torch.tensor(labels)))
-    return images, targets, torch.tensor(indices)
+def _pixels(read: Read, device: torch.device) -> Pixels:
+    images, targets = (
+        x.to(device, non_blocking=True) for x in (read.images, torch.tensor(read.labels))
+    )
+    return images, targets, torch.tensor(read.indices), read.decoded
+
+
+def _warn(problems: Iterable[str]) -> None:
+    for problem in problems:
+        warnings.warn(problem, stacklevel=3)
 
 
 def check_batch_size(images: int, batch_size: int, micro_batches: int, *, mixes: bool) -> None:

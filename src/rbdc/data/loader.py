@@ -14,11 +14,12 @@ from torch.utils.data import DataLoader, Dataset
 from rbdc.data.randomness import preserve_generators
 from rbdc.errors import DataError
 
+PREFETCHED = 2  # batches that each worker reads in advance
 LOST_WORKERS = 3  # give up after this many worker deaths in a row; memory is the usual cause
 
 
 def read_batches(
-    samples: Dataset[Any], tokens: Callable[[], Iterator[list[Any]]], workers: int
+    samples: Dataset[Any], tokens: Callable[[], Iterator[Any]], workers: int
 ) -> Iterator[Any]:
     """Yield `samples.__getitems__(batch)` for each batch of tokens, in order.
 
@@ -52,7 +53,7 @@ def read_batches(
             warnings.warn(f"a data worker died and is replaced: {error}", stacklevel=2)
 
 
-def _loader(samples: Dataset[Any], tokens: Iterator[list[Any]], workers: int) -> Iterator[Any]:
+def _loader(samples: Dataset[Any], tokens: Iterator[Any], workers: int) -> Iterator[Any]:
     """Return an iterator over torch's DataLoader, with its SIGCHLD handler removed.
 
     That handler would raise an error at an arbitrary point of the main thread when a worker dies.
@@ -63,6 +64,7 @@ def _loader(samples: Dataset[Any], tokens: Iterator[list[Any]], workers: int) ->
         batch_sampler=tokens,
         num_workers=workers,
         collate_fn=_as_it_is,
+        prefetch_factor=PREFETCHED,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # otherwise the loader would draw from the global generator
         # Forked workers start at once and end when their parent is killed. Workers of a fork server

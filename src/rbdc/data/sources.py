@@ -1,6 +1,7 @@
 """Open a data set by name or path, and check that its images can be decoded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,15 +151,26 @@ def _decode(source: ImageSource, first: tuple[int, ...], classes: tuple[str, ...
 
 def read_rgb(source: ImageSource, index: int) -> Image.Image:
     """Return the image in RGB, or raise a DataError that names it."""
+    with naming(source, index):
+        return to_rgb(source.read(index))
+
+
+@contextmanager
+def naming(source: ImageSource, index: int) -> Iterator[None]:
+    """Turn the exceptions for an image that cannot be decoded into a DataError that names it."""
     try:
-        image = source.read(index)
-        image.load()  # decode it now
-        if image.mode.startswith("I;16"):  # PIL would clip all values above 255 to white
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        return image if image.mode == "RGB" else image.convert("RGB")
+        yield
     except BAD_IMAGE as error:
         reason = "it is not an image" if isinstance(error, UnidentifiedImageError) else error
         raise DataError(
             f"{source.name(index)} cannot be decoded: {reason}",
             "Remove or replace it, or leave it out with --skip-bad.",
         ) from None
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Decode an image, and convert it to RGB."""
+    image.load()
+    if image.mode.startswith("I;16"):  # PIL would clip all values above 255 to white
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image if image.mode == "RGB" else image.convert("RGB")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rbdc.coupling import check_slots
 from rbdc.data import DataSet, ImageFormat, ImageSet, check_batch_size, check_image_size
-from rbdc.data.augment import training_transform
+from rbdc.data.augment import TrainingTransform
 from rbdc.errors import CouplingError, WidthError
 from rbdc.jobs.job import FORMAT, Context, TrainingJob
 from rbdc.jobs.layout import AVERAGE, MODEL, SAVED_FOR_GROWTH, START
@@ -262,7 +262,7 @@ def bytes_of(spec: ModelSpec) -> int:
 def _check_recipe(recipe: Recipe, image: ImageFormat) -> None:
     """Refuse an optimizer or an augmentation that cannot be made."""
     optimizer_slots(recipe)
-    training_transform(recipe, image)
+    TrainingTransform(recipe, image)
 
 
 def _has_halves(model: ModelSpec) -> bool:

@@ -40,6 +40,9 @@ class Augmentation(Settings):
     """AutoAugment policy, such as rand-m9-mstd0.5-inc1; by default none"""
     train_interpolation: Literal["bilinear", "bicubic", "random"] = "random"
     """how training images are resized"""
+    decode: Literal["full", "reduced"] = "reduced"
+    """decode JPEG training images in full, or at 1/2, 1/4 or 1/8 of their size where the crop has
+    enough pixels for the model even so; the latter is faster, and small images are the same"""
     reprob: Share = 0.0
     """probability of random erasing, per image"""
     remode: Literal["const", "rand", "pixel"] = "pixel"

@@ -13,10 +13,10 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from rbdc.data import check_batch_size, derive_seed
-from rbdc.data.batches import epoch_order
 from rbdc.data.files import FORMATS
 from rbdc.data.loader import read_batches
 from rbdc.data.randomness import preserve_generators, set_seeds
+from rbdc.data.samples import epoch_order
 from rbdc.data.sources import BAD_IMAGE
 from rbdc.errors import DataError, RecipeError
 from rbdc.settings.detection import DetectionRecipe
