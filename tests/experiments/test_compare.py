@@ -34,7 +34,7 @@ from rbdc.report.compare import comparison_table, save_comparison_plots
 from rbdc.report.run import run_status, status_table
 from rbdc.runs.run import Where, check
 from rbdc.settings import Request
-from rbdc.training import loop
+from rbdc.training import Session
 from rbdc.training.classification import Classification
 from tests.support import QUICK, TINY, own_copy, small_recipe
 
@@ -246,14 +246,14 @@ def test_lower_is_better_where_the_metric_says_so(
 def test_a_training_that_fails_is_missing_and_the_others_are_done(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = loop.Session._check_losses
+    check = Session.check_losses
 
     def fail(session: Any) -> None:
         if session.problem.task.model.width == 0.5:
             raise TrainingError("the loss is nan", "Try a lower learning rate.")
         check(session)
 
-    monkeypatch.setattr(loop.Session, "_check_losses", fail)
+    monkeypatch.setattr(Session, "check_losses", fail)
     with pytest.warns(UserWarning, match="a training failed, its result is missing"):
         summary = run(compared(folder, seeds=1, budgets=(1.0,)), tmp_path / "run")
     missing = {row["protocol"] for row in summary["rows"] if row["score"] is None}

@@ -1,6 +1,7 @@
 """A job's key is its content; a plan's jobs have their places."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from rbdc.errors import RecipeError
 from rbdc.experiments.train import prepare
 from rbdc.growth import Setting, Trial
 from rbdc.growth.rbdc import Coupling, Rbdc
-from rbdc.jobs import measure
+from rbdc.jobs import measure, ways
 from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.train import TrainJob
-from rbdc.settings import Request
+from rbdc.jobs.ways import measure_ways
+from rbdc.settings import Machine, Request
 from rbdc.training import Task, fit_to_data
 from rbdc.training.teacher import Teacher
 from tests.support import QUICK, TINY, small_data, small_recipe
@@ -130,23 +132,57 @@ def test_a_key_changes_with_all_that_decides_the_result(data: DataSet) -> None:
 
 
 @pytest.mark.parametrize(
-    ("alone", "shared", "expected"), [(10.0, 9.0, 2), (10.0, 5.0, 1), (10.0, 5.5, 1)]
+    ("alone", "half", "fused", "expected"),
+    [
+        (10.0, 9.0, 15.0, (2, 1)),  # two processes, models in turn
+        (10.0, 5.0, 10.0, (1, 1)),  # one process with all cores
+        (10.0, 5.5, 10.0, (1, 1)),
+        (10.0, 9.0, 30.0, (1, 4)),  # all as one model
+        (10.0, 5.0, 10.5, (1, 1)),  # fused, but hardly faster
+    ],
 )
-def test_siblings_side_by_side_only_where_it_is_faster(
-    alone: float, shared: float, expected: int, data: DataSet, monkeypatch: pytest.MonkeyPatch
+def test_siblings_are_trained_in_the_fastest_way(
+    alone: float,
+    half: float,
+    fused: float,
+    expected: tuple[int, int],
+    data: DataSet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(
-        measure, "_steps_per_second", lambda *_: alone if torch.get_num_threads() == 2 else shared
-    )
+    measured: list[tuple[int, int]] = []
+
+    def speed(_task: Task, machine: Machine, models: int) -> float:
+        measured.append((machine.threads, models))
+        return {(2, 1): alone, (1, 1): half, (2, 4): fused, (1, 2): half}[machine.threads, models]
+
+    monkeypatch.setattr(ways, "_speed", speed)
     task = trainings(tree_of(data))["2.0"].task
-    assert measure.faster_jobs(task, data, threads=2, siblings=4) == expected
+    for _ in range(2):  # the second time it is remembered
+        first = measure_ways(task, QUICK, siblings=4, threads=2, folder=tmp_path)[0]
+        assert (first.processes, first.fused) == expected
+    assert sorted(measured) == [(1, 1), (1, 2), (2, 1), (2, 4)]
+
+
+def test_the_measurement_is_real(data: DataSet, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    task = trainings(tree_of(data))["2.0"].task
+    found = measure_ways(task, QUICK, siblings=2, threads=1, folder=tmp_path)
+    assert {(way.processes, way.fused) for way in found} == {(1, 1), (1, 2)}
+    assert all(way.images_per_second > 0 for way in found)
     assert torch.get_num_threads() == threads
 
 
-def test_the_measurement_is_real(data: DataSet) -> None:
+def test_a_model_that_cannot_be_fused_is_trained_apart(
+    data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no batching rule")
+
+    monkeypatch.setattr(ways.FusedStates, "update", fail)
     task = trainings(tree_of(data))["2.0"].task
-    assert measure._steps_per_second(task, data) > 0
+    (only,) = measure_ways(task, QUICK, siblings=2, threads=1, folder=tmp_path)
+    assert only.fused == 1
 
 
 def test_a_job_s_speed_on_one_device_and_several(data: DataSet) -> None:
@@ -163,11 +199,13 @@ def test_as_many_images_as_there_is_memory_for(
 ) -> None:
     tried: list[int] = []
 
-    def on_noise(_task: Task, batch_size: int, *_others: object) -> float:
+    def on_noise(_task: Task, batch_size: int, *_others: object) -> measure.Measurement:
         tried.append(batch_size)
         if batch_size > 5:
             raise torch.OutOfMemoryError("no room")
-        return 100.0
+        return measure.Measurement(
+            images_per_second=100.0, batch_size=batch_size, memory_bytes=None
+        )
 
     monkeypatch.setattr(measure, "_on_noise", on_noise)
     task = trainings(tree_of(data))["2.0"].task

@@ -72,8 +72,8 @@ def test_what_was_measured_is_read_under_exactly_its_conditions(
 
     def anew(**changed: object) -> bool:
         before = len(counted)
-        machine = replace(MACHINE, **changed.pop("machine", {}))  # type: ignore[arg-type]
-        measured_speeds(tasks(replace(RECIPE, **changed)), machine, folder=tmp_path)  # type: ignore[arg-type]
+        machine = replace(MACHINE, **changed.pop("machine", {}))
+        measured_speeds(tasks(replace(RECIPE, **changed)), machine, folder=tmp_path)
         return len(counted) == before + 2
 
     assert anew(batch_size=4) and anew(opt="sgd") and anew(machine={"channels_last": False})
