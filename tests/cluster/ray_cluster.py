@@ -29,6 +29,7 @@ NODE: dict[str, Any] = {
 }
 SYSTEM = {
     "idle_worker_killing_time_threshold_ms": 600_000,  # for the driver's next run
+    "worker_niceness": 0,  # Ray's 15 lets tests beside these take the cores
     # a lost node is found out in seconds
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 2000,
