@@ -43,7 +43,8 @@ from tests.transfer.scenes import classifier, write_scenes
 from tests.transfer.test_transfer import recipe as detection
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster for all of them
-LONG: dict[str, Any] = {"steps": 1, "epochs": 24.0}  # long enough to be killed in
+# Long enough to be killed in; parents train until a new worker on the other node has begun too.
+LONG: dict[str, Any] = {"steps": 1, "epochs": 20.0, "ratio": 1.0}
 SHORT: dict[str, Any] = {"steps": 1, "epochs": 2.0}
 
 
