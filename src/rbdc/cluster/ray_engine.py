@@ -158,6 +158,7 @@ class _Scheduler:
                 self._stop()
                 left = list(self.running)
                 self.ray.wait(left, num_returns=len(left), timeout=SAVE_SECONDS)
+            self.ray.kill(self.board)  # workers of this connection's next run would keep it alive
 
     def _submit_what_fits(self) -> None:
         # Ray runs tasks first-in first-out, so a later job that others depend on would starve.
