@@ -33,7 +33,6 @@ from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.jobs.engine import Event, Ledger, Watcher, stop_requested
 from rbdc.jobs.job import Context, Job
 from rbdc.jobs.store import Store
-from rbdc.plan import Scaling
 from rbdc.settings import Cluster
 
 POLL_SECONDS, NODES_SECONDS = 0.5, 2.0
@@ -66,19 +65,34 @@ class RayEngine:
         with ray_started(self.cluster.address, len(packed)) as ray, stop_requested() as stopped:
             given = ray.put(packed)
             nodes = check_nodes(ray, store.root)
-            resources = self._checked(ray, nodes, list(ledger.unfinished.values()), context, given)
+            unfinished = list(ledger.unfinished.values())
+            resources = self._resources(ray, nodes, unfinished, context, given)
             _Scheduler(ray, self.cluster, ledger, resources, given).run(stopped)
             if stopped():
                 raise Interrupted("stopped")
         ledger.close()
 
-    def _checked(
+    def _resources(
         self, ray: Any, nodes: Nodes, jobs: Sequence[Job], context: Context, packed: Any
     ) -> dict[str, JobResources]:
-        """Return the resources of each job, once the cluster is known to have them."""
+        """Return the resources of each job, once it is known that the cluster can run them.
+
+        A worker checks its devices, and measures the jobs' speed where it decides the GPUs.
+        """
+        from rbdc.cluster.ray_worker import probe
+
         trainings = [job for job in jobs if job.trains]
         on_gpu = any(on_each(nodes, "GPU")) and context.machine.device in ("auto", "cuda")
-        speeds = self._probe(ray, trainings, packed, on_gpu=on_gpu)
+        first = {self.levels[job.key]: job.key for job in reversed(trainings)}
+        measured = first if on_gpu and not self.cluster.gpus_per_job else {}
+        asked = ray.remote(probe).options(num_gpus=int(on_gpu), max_retries=self.cluster.retries)
+        try:
+            speeds = ray.get(asked.remote(packed, measured))
+        except ray.exceptions.RayError as error:
+            problem = f"a worker could not be checked: {' '.join(str(error).split())[-300:]}"
+            raise RunError(problem, "See Ray's logs on its node.") from None
+        if isinstance(speeds, RbdcError):
+            raise speeds
         resources = job_resources(jobs, self.levels, self.cluster, nodes, speeds)
         by_level = {self.levels[job.key]: resources[job.key] for job in trainings}
         check_resources(nodes, {f"a model of level {n}": one for n, one in by_level.items()})
@@ -86,26 +100,6 @@ class RayEngine:
             if (workers := resources[job.key].workers) > 1:
                 job.check(context.machine, workers)
         return resources
-
-    def _probe(
-        self, ray: Any, trainings: Sequence[Job], packed: Any, *, on_gpu: bool
-    ) -> dict[int, Scaling]:
-        """Check on a worker that jobs can run; measure their speed where it decides the GPUs."""
-        from rbdc.cluster.ray_worker import probe
-
-        first = {self.levels[job.key]: job.key for job in reversed(trainings)}
-        measured = first if on_gpu and not self.cluster.gpus_per_job else {}
-        asked = ray.remote(probe).options(num_gpus=int(on_gpu), max_retries=self.cluster.retries)
-        try:
-            answer = ray.get(asked.remote(packed, measured))
-        except ray.exceptions.RayError as error:
-            reason = " ".join(str(error).split())[-300:]
-            raise RunError(
-                f"a worker could not be checked: {reason}", "See Ray's logs on its node."
-            ) from None
-        if isinstance(answer, RbdcError):
-            raise answer
-        return answer  # type: ignore[no-any-return]
 
 
 class _Scheduler:
@@ -146,6 +140,7 @@ class _Scheduler:
                 else:
                     self._submit_what_fits()
                 if not self.running:
+                    self.ray.kill(self.board)  # idle workers would keep it for the next run
                     return
                 done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=POLL_SECONDS)
                 self._listen()
@@ -158,7 +153,6 @@ class _Scheduler:
                 self._stop()
                 left = list(self.running)
                 self.ray.wait(left, num_returns=len(left), timeout=SAVE_SECONDS)
-            self.ray.kill(self.board)  # workers of this connection's next run would keep it alive
 
     def _submit_what_fits(self) -> None:
         # Ray runs tasks first-in first-out, so a later job that others depend on would starve.

@@ -20,11 +20,8 @@ class JobResources:
     """The resources of one job: its processes, and the CPUs and GPUs of each."""
 
     workers: int
-    """Number of processes of the job."""
     cpus: float
-    """CPUs of each process."""
     gpus: float
-    """GPUs of each process."""
 
     @property
     def per_worker(self) -> dict[str, float]:
@@ -33,8 +30,9 @@ class JobResources:
 
     def __str__(self) -> str:
         """Return the GPUs, or else the CPUs, of all processes together."""
-        count, kind = (self.gpus, "GPU") if self.gpus else (self.cpus, "CPU")
-        return f"{self.workers * count:g} {kind}{'s' if self.workers * count > 1 else ''}"
+        kind = "GPU" if self.gpus else "CPU"
+        count = self.workers * self.per_worker[kind]
+        return f"{count:g} {kind}{'s' if count > 1 else ''}"
 
 
 def on_each(nodes: Nodes, kind: str) -> list[float]:
