@@ -129,17 +129,16 @@ def _check_node(ray: Any, node: Mapping[str, Any], answer: Any, store: Path, our
     if answer is None:
         raise RunError(f"the node {where} does not answer", "Take it out of the cluster.")
     try:
-        found = ray.get(answer)
+        problem, there = ray.get(answer)
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
         raise RunError(
             f"the node {where} cannot run anything: {reason}",
             "Install rbdc there, the same version as here.",
         ) from None
-    error, there = found
-    if error or not (store / f"{ours}-{node['NodeID']}").exists():
+    if problem or not (store / f"{ours}-{node['NodeID']}").exists():
         raise RunError(
-            f"the node {where} cannot access {store}" + (f": {error}" if error else ""),
+            f"the node {where} cannot access {store}" + (f": {problem}" if problem else ""),
             "Give an --output in a folder that every node can access at the same path.",
         )
     for name, here in versions().items():
