@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,13 +65,13 @@ def test_what_was_measured_is_read_under_exactly_its_conditions(
     tmp_path: Path, counted: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = measured_speeds(tasks(), MACHINE, folder=tmp_path)
-    assert [*counted] == [0.5, 1.0]  # narrow models first
-    assert list(first.images_per_second) == [2, 1]
+    assert counted == [0.5, 1.0]  # narrow models first
+    assert first.images_per_second == (2.0, 1.0)
     again = measured_speeds(tasks(), MACHINE, folder=tmp_path, loader=7)
-    assert len(counted) == 2 and list(again.images_per_second) == [2, 1] and again.loader == 7
+    assert len(counted) == 2 and again.images_per_second == (2.0, 1.0) and again.loader == 7
     assert [level.detail for level in again.levels] == ["measured before"] * 2
 
-    def anew(**changed: object) -> bool:
+    def anew(**changed: Any) -> bool:
         before = len(counted)
         machine = replace(MACHINE, **changed.pop("machine", {}))
         measured_speeds(tasks(replace(RECIPE, **changed)), machine, folder=tmp_path)
