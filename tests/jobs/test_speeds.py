@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,15 +66,15 @@ def test_what_was_measured_is_read_under_exactly_its_conditions(
 ) -> None:
     first = measured_speeds(tasks(), MACHINE, folder=tmp_path)
     assert counted == [0.5, 1.0]  # narrow models first
-    assert first.images_per_second == (2, 1)
+    assert first.images_per_second == (2.0, 1.0)
     again = measured_speeds(tasks(), MACHINE, folder=tmp_path, loader=7)
-    assert len(counted) == 2 and again.images_per_second == (2, 1) and again.loader == 7
+    assert len(counted) == 2 and again.images_per_second == (2.0, 1.0) and again.loader == 7
     assert [level.detail for level in again.levels] == ["measured before"] * 2
 
-    def anew(**changed: object) -> bool:
+    def anew(**changed: Any) -> bool:
         before = len(counted)
-        machine = replace(MACHINE, **changed.pop("machine", {}))  # type: ignore[arg-type]
-        measured_speeds(tasks(replace(RECIPE, **changed)), machine, folder=tmp_path)  # type: ignore[arg-type]
+        machine = replace(MACHINE, **changed.pop("machine", {}))
+        measured_speeds(tasks(replace(RECIPE, **changed)), machine, folder=tmp_path)
         return len(counted) == before + 2
 
     assert anew(batch_size=4) and anew(opt="sgd") and anew(machine={"channels_last": False})
