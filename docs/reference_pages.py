@@ -13,13 +13,12 @@ from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from sphinx.application import Sphinx
 
 import rbdc
 from rbdc.cli import make_parser
-from rbdc.commands.options import SettingAction
 from rbdc.settings import (
     Augmentation,
     Cluster,
@@ -75,7 +74,7 @@ def _command(name: str, parser: Any) -> str:
 def _settings(actions: Sequence[Action]) -> str:
     """Return the names of options that are settings, with links to where they are explained."""
     names = {action.dest for action in actions}
-    (whole,) = {action.settings for action in actions if isinstance(action, SettingAction)}
+    whole = next(settings for settings in SETTINGS if names <= set(schemas(settings)))
     homes = [
         f"[{title}](options.md#{title.lower().replace(' ', '-')})"
         for settings, title in SETTINGS.items()
@@ -94,10 +93,11 @@ def _said(action: Action) -> str:
 
 def _row(action: Action) -> tuple[str, ...]:
     hint = getattr(action, "hint", None)
-    type_ = "a path" if hint is Path else kind(schema_of(hint)) if hint else "a switch"
+    each = get_args(hint)[0] if get_origin(hint) is list else hint
+    type_ = "a path" if each is Path else kind(schema_of(each)) if each else "a switch"
     type_ += ", several" if action.nargs in ("*", "+") else ""
     given = " ".join(action.default) if isinstance(action.default, list) else action.default
-    default = f"`{given}`" if given not in (None, False, "") else ""
+    default = f"`{given}`" if given not in (None, False, "", {}) else ""
     name = action.option_strings[0] if action.option_strings else action.dest.upper()
     return f"`{name}`", type_, "required" if action.required else default, str(action.help)
 

@@ -16,36 +16,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Plan": "plan",
-    "Stage": "plan",
-    "count_flops": "plan",
-    "forward_flops": "plan",
-    "make_plan": "plan",
-    "CouplingProof": "coupling",
-    "couple": "coupling",
-    "verify_coupling": "coupling",
-    "RbdcError": "errors",
-    "ModelSpec": "models",
-    "build": "models",
-    "export": "models",
-    "load": "models",
-    "spec_of": "models",
-    "DataSet": "data",
-    "open_data": "data",
-    "Cluster": "settings",
-    "Machine": "settings",
-    "Recipe": "settings",
-    "Request": "settings",
-    "Training": "experiments.train",
-    "prepare": "experiments.train",
-    "train": "experiments.train",
-    "ComparisonSpec": "experiments.compare",
-    "compare": "experiments.compare",
-    "Run": "runs.run",
-    "Where": "runs.run",
-    "start": "runs.run",
+_NAMES = {
+    "plan": ("Plan", "Stage", "count_flops", "forward_flops", "make_plan"),
+    "coupling": ("CouplingProof", "couple", "verify_coupling"),
+    "errors": ("RbdcError",),
+    "models": ("ModelSpec", "build", "export", "load", "spec_of"),
+    "data": ("DataSet", "open_data"),
+    "settings": ("Cluster", "Machine", "Recipe", "Request"),
+    "experiments.train": ("Training", "prepare", "train"),
+    "experiments.compare": ("ComparisonSpec", "compare"),
+    "runs.run": ("Run", "Where", "start"),
 }
+_HOME = {name: home for home, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOME)
 
 

@@ -5,52 +5,27 @@ A user's mistake prints two lines on stderr and exits with code 2.
 
 import os
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from rbdc import __version__
-from rbdc.commands.compare import compare_command, compare_parser
-from rbdc.commands.couple import couple_command, couple_parser
-from rbdc.commands.look import (
-    export_command,
-    export_parser,
-    report_command,
-    report_parser,
-    status_command,
-    status_parser,
-)
+from rbdc.commands import compare, couple, look, plan, reproduce, train, transfer
 from rbdc.commands.options import Parser
-from rbdc.commands.plan import plan_command, plan_parser
-from rbdc.commands.reproduce import reproduce_command, reproduce_parser
-from rbdc.commands.train import train_command, train_parser
-from rbdc.commands.transfer import transfer_command, transfer_parser
 from rbdc.errors import Interrupted, RbdcError, nearest
 
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command: its parser, the function that runs it, and its line in `rbdc --help`."""
-
-    parser: Callable[[], Parser]
-    run: Callable[[Namespace], None]
-    help: str
-
-
-COMMANDS = {
-    "plan": Command(plan_parser, plan_command, "print what a training will cost, per level"),
-    "train": Command(train_parser, train_command, "train a wide model by RBDC"),
-    "compare": Command(compare_parser, compare_command, "compare protocols at equal FLOPs"),
-    "reproduce": Command(reproduce_parser, reproduce_command, "run the paper's experiments"),
-    "transfer": Command(transfer_parser, transfer_command, "train detectors on trained backbones"),
-    "status": Command(status_parser, status_command, "show how far a run is"),
-    "report": Command(report_parser, report_command, "write a run as a page to look at"),
-    "export": Command(export_parser, export_command, "write a run's model with its model card"),
-    "couple": Command(
-        couple_parser, couple_command, "couple two models into one of twice the width"
-    ),
+COMMANDS: dict[str, tuple[ModuleType, str]] = {
+    "plan": (plan, "print what a training will cost, per level"),
+    "train": (train, "train a wide model by RBDC"),
+    "compare": (compare, "compare protocols at equal FLOPs"),
+    "reproduce": (reproduce, "run the paper's experiments"),
+    "transfer": (transfer, "train detectors on trained backbones"),
+    "status": (look, "show how far a run is"),
+    "report": (look, "write a run as a page to look at"),
+    "export": (look, "write a run's model with its model card"),
+    "couple": (couple, "couple two models into one of twice the width"),
 }
+"""The module of each command, in which NAME_parser and NAME_command are, and its help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = list(sys.argv[1:] if arguments is None else arguments)
         _check_command(words)
         parsed = make_parser(words[0]).parse_args(words)
-        COMMANDS[parsed.subcommand].run(parsed)
+        module, _ = COMMANDS[parsed.subcommand]
+        getattr(module, f"{parsed.subcommand}_command")(parsed)
     except Interrupted as interruption:
         if os.environ.get("RANK", "0") == "0":  # under torchrun, one process prints for all
             print(f"{interruption}; saved. The same command goes on from there.", file=sys.stderr)
@@ -87,20 +63,13 @@ def make_parser(only: str | None = None) -> Parser:
         description="Train wide vision models from scratch for a third less compute.",
         epilog="rbdc train --help",
     )
-    parser.add_argument("--version", action="version", version=f"rbdc {__version__}")
-    parser.brief |= {"version", "subcommand"}
+    parser.add("--version", action="version", version=f"rbdc {__version__}")
     named: Any = _named
-    commands = parser.add_subparsers(
-        title="commands",
-        prog="rbdc",
-        dest="subcommand",
-        metavar="COMMAND",
-        required=True,
-        parser_class=named,
-    )
-    for name, command in COMMANDS.items():
-        make = command.parser if only in (None, name) else Parser
-        commands.add_parser(name, help=command.help, make=make)
+    texts = {"title": "commands", "metavar": "COMMAND", "dest": "subcommand"}
+    commands = parser.add_subparsers(**texts, prog="rbdc", required=True, parser_class=named)
+    for name, (module, text) in COMMANDS.items():
+        make = getattr(module, f"{name}_parser") if only in (None, name) else Parser
+        commands.add_parser(name, help=text, make=make)
     return parser
 
 
@@ -117,10 +86,8 @@ def _check_command(words: Sequence[str]) -> None:
     if not words:
         raise RbdcError("no command was given", f"Say rbdc and one of {known}.")
     if not words[0].startswith("-") and words[0] not in COMMANDS:
-        raise RbdcError(
-            f"no command is called {words[0]!r}",
-            nearest(words[0], COMMANDS) or f"Known are {known}.",
-        )
+        remedy = nearest(words[0], COMMANDS) or f"Known are {known}."
+        raise RbdcError(f"no command is called {words[0]!r}", remedy)
 
 
 if __name__ == "__main__":

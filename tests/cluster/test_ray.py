@@ -36,8 +36,9 @@ from rbdc.settings import Cluster, Machine
 from rbdc.training import join_world
 from rbdc.training.world import leave_world
 from rbdc.transfer import load_detector
+from rbdc.transfer.coco import open_splits
 from rbdc.transfer.jobs import find_backbone
-from rbdc.transfer.prepare import Transfer, open_splits, prepare_transfer
+from rbdc.transfer.prepare import Transfer, prepare_transfer
 from tests.cluster.ray_cluster import RayCluster
 from tests.runs.test_processes import finish, free_port
 from tests.runs.test_run import DEIT, EAGER, assert_same_model, run, small_tree

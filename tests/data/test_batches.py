@@ -33,7 +33,7 @@ from rbdc.data import (
     open_data,
 )
 from rbdc.data.batches import _Samples, epoch_order, micro_batch_positions
-from rbdc.data.images import memory_data
+from rbdc.data.images import ImageSource, memory_data
 from rbdc.data.loader import LOST_WORKERS, _loader
 from rbdc.errors import DataError
 from rbdc.settings import Augmentation
@@ -448,15 +448,12 @@ def _kill_one(workers: set[Any]) -> None:
 
 
 @dataclass(frozen=True)
-class _Deadly:
+class _Deadly(ImageSource):
     """Images; reading one of them ends the process."""
 
     deadly: int
     main: int
     labels: tuple[int, ...] = (0,) * IMAGES
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def read(self, index: int) -> Image.Image:
         if index == self.deadly and os.getpid() != self.main:
@@ -465,9 +462,6 @@ class _Deadly:
 
     def name(self, index: int) -> str:
         return f"image {index}"
-
-    def suspects(self) -> list[int]:
-        return []
 
 
 @pytest.mark.usefixtures("_quick_look_after_workers")

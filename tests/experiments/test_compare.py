@@ -264,8 +264,8 @@ WITH_ATTENTION = {**TINY[RESNET], "block_args": {"attn_layer": "se"}}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": ({"protocols": ("standart",)}, "no protocol is called 'standart'"),
     "option": ({"protocols": ("rbdc:two",)}, "rbdc got 'two'"),
-    "no option": ({"protocols": ("standard:2",)}, "standard takes no options"),
-    "ratio": ({"protocols": ("net2net:half",)}, "net2net got half"),
+    "no option": ({"protocols": ("standard:2",)}, "standard got '2', expected no options"),
+    "ratio": ({"protocols": ("net2net:half",)}, "net2net got 'half'"),
     "twice": ({"protocols": ("rbdc:1", "rbdc:1")}, "protocols are rbdc:1, rbdc:1"),
     "budget": ({"budgets": (0.0,)}, "budgets are"),
     "not a number": ({"budgets": (float("nan"),)}, "budgets are"),

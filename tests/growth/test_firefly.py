@@ -14,8 +14,7 @@ import rbdc
 from rbdc.data import Batch
 from rbdc.errors import ModelError, PlanError
 from rbdc.growth import Setting, parse_protocol
-from rbdc.growth.firefly.candidates import Enlarged, norms_of
-from rbdc.growth.firefly.firefly import Firefly, best, search
+from rbdc.growth.firefly import Enlarged, Firefly, best, norms_of, search
 from rbdc.growth.units import Units, units_of
 from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.job import Context, execute
@@ -25,7 +24,7 @@ from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, build_meta
 from rbdc.plan import forward_flops, training_flops
 from rbdc.training import World, fit_to_data
-from tests.growth.context import SEED, wide_spec
+from tests.growth.context import CONTEXT, SEED, wide_spec
 from tests.support import QUICK, SMALL, TINY, images, logits, parents, small_data, small_recipe
 
 RESNET, BOTTLENECK, DEIT = "resnet18d", "resnet50d", "deit_tiny_patch16_224"
@@ -37,10 +36,7 @@ of_some = pytest.mark.parametrize("name", TELLING)
 
 
 def enlarged(name: str, parent: Any = None, **options: Any) -> Enlarged:
-    wide = wide_spec(name)
-    settings = {"surplus": 2.0, "radius": 0.1, "noise": 0.01, "seed": SEED, "device": CPU}
-    units = units_of(wide.scaled(0.5))
-    return Enlarged(parent or parents(name)[0], wide, units, **{**settings, **options})
+    return Enlarged(Firefly(**options), parent or parents(name)[0], wide_spec(name), CONTEXT)
 
 
 def context(name: str, count: int = 6, dtype: torch.dtype = torch.float32) -> GrowthContext:
@@ -208,7 +204,7 @@ def test_scores_decide(name: str, kind: str, score: float, monkeypatch: pytest.M
     between = {inner.group for inner in units.inner}
     readers = [i for i in units.inner if taken(units, i.first) not in between]  # of a stream
     inner, weight = readers[-1], f"{readers[-1].first}.weight"
-    monkeypatch.setattr("rbdc.growth.firefly.firefly.search", biased)
+    monkeypatch.setattr("rbdc.growth.firefly.search", biased)
     wide = Firefly().grow([Parent(model=parents(name)[0])], wide_spec(name), context(name)).model
     candidates = found[0].candidates[inner.group]
     candidates.gates.data.fill_(1.0)
@@ -218,8 +214,7 @@ def test_scores_decide(name: str, kind: str, score: float, monkeypatch: pytest.M
 
 
 def taken(units: Units, layer: str) -> str:
-    axis = units.axes[f"{layer}.weight"][1]
-    return axis.group if axis else ""
+    return units.axes[f"{layer}.weight"][1] or ""
 
 
 @of_all
@@ -268,16 +263,8 @@ def test_it_pays_for_what_it_looks_at(name: str) -> None:
     wide = ModelSpec(name=name, arguments={})
     model: Any = build_meta(wide).eval()
     image = torch.empty(1, 3, *model.pretrained_cfg["input_size"][1:], device="meta")
-    candidates = Enlarged(
-        build_meta(wide.scaled(0.5)),
-        wide,
-        units_of(wide.scaled(0.5)),
-        surplus=2.0,
-        radius=0.1,
-        noise=0.01,
-        seed=0,
-        device=torch.device("meta"),
-    )
+    at = replace(CONTEXT, device=torch.device("meta"))
+    candidates = Enlarged(Firefly(), build_meta(wide.scaled(0.5)), wide, at)
     counts = []
     for network in (candidates, model):
         with FlopCounterMode(display=False) as flops:

@@ -121,8 +121,8 @@ def test_so_it_does_whatever_the_mean_and_size_of_a_stream(name: str, size: floa
     units = units_of(spec(name).scaled(0.5))
     with torch.no_grad():
         for key, tensor in parent.state_dict().items():
-            streams = [axis for axis in units.axes[key] if axis and axis.group == "stream"]
-            if streams and units.input_axes[key] is None and "norm" not in key and "ls" not in key:
+            inside = "stream" in units.axes[key] and units.layout[key].input_axis is None
+            if inside and "norm" not in key and "ls" not in key:
                 tensor.add_(5.0)  # biases, tokens, positions
         for layer in (parent.patch_embed.proj, parent.pos_embed, parent.cls_token):
             for tensor in layer.parameters() if isinstance(layer, nn.Module) else [layer]:
@@ -143,7 +143,7 @@ def test_new_units_have_zero_incoming_weights_and_scaled_outgoing_ones(name: str
         old, new = second.weight.transpose(0, 1).flatten(1).norm(dim=1).chunk(2)
         assert torch.allclose(new, 0.25 * old.mean().expand_as(new), rtol=1e-10), pair
     for key, tensor in model.state_dict().items():
-        axis = units.input_axes[key]
+        axis = units.layout[key].input_axis
         if axis is not None and units.axes[key][axis]:
             fresh = tensor.chunk(2, axis)[1].transpose(0, axis).flatten(1)
             assert fresh.any(dim=1).all(), f"{key} does not read a new unit"
@@ -223,8 +223,8 @@ def test_all_new_units_move_at_the_first_step(name: str) -> None:
         rows = new_in(model.get_submodule(pair.first).weight, pair).flatten(1)
         assert rows.any(dim=1).all(), pair
     for key, tensor in model.state_dict().items():
-        written = units.axes[key][0] if units.input_axes[key] is not None else None
-        if written and written.group not in {pair.group for pair in units.inner}:
+        written = units.written(key)
+        if written and written not in {pair.group for pair in units.inner}:
             assert tensor.chunk(2)[1].flatten(1).any(dim=1).all(), f"{key}: a stream is dead"
 
 

@@ -190,7 +190,7 @@ def test_by_the_ratio_of_the_setting(data: DataSet) -> None:
     assert first.epochs == second.epochs == pytest.approx(2 * wide.epochs)
     assert second.schedule_epochs is None and wide.recipe == given.recipe
     assert wide.warmup_epochs == given.recipe.warmup_epochs
-    with pytest.raises(PlanError, match="mixture-growth got paper, expected ratio"):
+    with pytest.raises(PlanError, match="mixture-growth got 'paper', expected ratio"):
         parse_protocol("mixture-growth:paper")
 
 

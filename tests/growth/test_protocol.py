@@ -45,6 +45,15 @@ def test_options_follow_a_colon() -> None:
     assert paper.ratio == pytest.approx(14 / 164) and single.ratio == pytest.approx(32.7 / 90)
     with pytest.raises(PlanError, match="Did you mean net2net"):
         parse_protocol("net2nett")
+    for text, problem in (
+        ("standard:2", "standard got '2', expected no options"),
+        ("net2net:1:2", "net2net got '2', expected the wide model's epochs"),
+        ("rbdc:-1", "rbdc got '-1', expected the number of steps"),
+        ("rbdc:r", "rbdc got 'r', expected"),
+        ("rbdc:r=x", "rbdc got 'r=x', expected"),
+    ):
+        with pytest.raises(PlanError, match=problem):
+            parse_protocol(text)
 
 
 def small_setting() -> Setting:

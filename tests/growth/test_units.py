@@ -1,5 +1,7 @@
 """Which units belong together."""
 
+from math import prod
+
 import pytest
 
 from rbdc.errors import ModelError
@@ -22,11 +24,13 @@ def test_every_axis_that_doubles_has_a_group_and_no_other_has(name: str) -> None
     units, wide = units_of(spec), build_meta(wide_spec(name)).state_dict()
     for key, tensor in build_meta(spec).state_dict().items():
         sizes = zip(units.axes[key], tensor.shape, wide[key].shape, strict=True)
-        for axis, narrow_size, wide_size in sizes:
-            assert (axis is not None) == (wide_size == 2 * narrow_size), key
-            if axis is not None:
-                group = units.groups[axis.group]
-                assert narrow_size == axis.parts * group.units * group.channels, key
+        for number, (name_, narrow_size, wide_size) in enumerate(sizes):
+            assert (name_ is not None) == (wide_size == 2 * narrow_size), key
+            if name_ is not None:
+                group, packed = units.groups[name_], ".qkv." in key and number == 0
+                shape = (3 if packed else 1, group.units, group.channels)
+                assert units.by_unit(tensor, key, number).shape[number : number + 3] == shape, key
+                assert narrow_size == prod(shape), key
     assert units.layer_norm == ("deit" in name)
 
 
@@ -36,10 +40,10 @@ def test_an_inner_group_has_one_writer_and_one_reader(name: str) -> None:
     assert units.inner
     for inner in units.inner:
         having = {
-            (key.rpartition(".")[0], number if units.input_axes[key] is not None else 0)
+            (key.rpartition(".")[0], number if units.layout[key].input_axis is not None else 0)
             for key, axes in units.axes.items()
-            for number, axis in enumerate(axes)
-            if axis is not None and axis.group == inner.group
+            for number, group in enumerate(axes)
+            if group == inner.group
         }
         norm = {(inner.norm, 0)} if inner.norm else set()
         assert having == {(inner.first, 0), (inner.second, 1)} | norm
@@ -47,9 +51,9 @@ def test_an_inner_group_has_one_writer_and_one_reader(name: str) -> None:
 
 def test_a_unit_of_attention_is_a_head_in_each_of_q_k_and_v() -> None:
     units = units_of(ModelSpec(name="deit_base_patch16_224", width=0.5))
-    axis = units.axes["blocks.0.attn.qkv.weight"][0]
-    assert axis is not None and axis.parts == 3
-    assert (units.groups[axis.group].units, units.groups[axis.group].channels) == (6, 64)
+    group = units.axes["blocks.0.attn.qkv.weight"][0]
+    assert group is not None and len(units.layout["blocks.0.attn.qkv.weight"].packed) == 3
+    assert (units.groups[group].units, units.groups[group].channels) == (6, 64)
 
 
 def test_a_model_with_unknown_units_is_refused_by_the_tensor_s_name() -> None:

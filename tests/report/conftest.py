@@ -8,7 +8,6 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from rbdc.experiments.train import Training, prepare
-from rbdc.report import detector_figures, figures
 from rbdc.settings import Request
 from tests.report.browsing import CHROMIUM
 from tests.support import QUICK, TINY, made_once, small_recipe, started
@@ -55,17 +54,3 @@ def browser(chromium: Browser) -> Iterator[Browser]:
     yield chromium
     for context in chromium.contexts:
         context.close()
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The figures instead of their files."""
-    kept: list[Any] = []
-
-    def keep(figure: Any, _path: Path) -> bool:
-        kept.append(figure)
-        return True
-
-    for room in (figures, detector_figures):
-        monkeypatch.setattr(room, "save_figure", keep)
-    return kept

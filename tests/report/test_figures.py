@@ -19,6 +19,7 @@ from rbdc.report.figures import (
     draw_curves,
     draw_rates,
     line_to_target,
+    save_each,
 )
 from rbdc.report.read import read_run
 
@@ -89,15 +90,21 @@ def long_run() -> dict[str, Any]:
     return {"nodes": nodes, "levels": levels, "about": {"baseline_flops": 300.0}}
 
 
-def draw_all(run: dict[str, Any], folder: Path, end: str = "png") -> list[Path]:
+def draw_all(run: dict[str, Any]) -> dict[str, Any]:
     """One figure of each kind."""
     scale = run["about"]["baseline_flops"]
-    paths = [folder / f"{name}.{end}" for name in ("curves", "rates", "budget", "blocks")]
-    assert draw_curves(nodes_of(run), paths[0], baseline_flops=scale)
-    assert draw_rates(nodes_of(run), paths[1])
-    assert draw_budget(run["levels"], paths[2], baseline_flops=scale)
-    assert draw_blocks(named(run, "target"), paths[3], standard=named(run, "standard"))
-    return paths
+    figures = {
+        "curves": draw_curves(nodes_of(run), baseline_flops=scale),
+        "rates": draw_rates(nodes_of(run)),
+        "budget": draw_budget(run["levels"], baseline_flops=scale),
+        "blocks": draw_blocks(named(run, "target"), standard=named(run, "standard")),
+    }
+    return {name: drawn(figure) for name, figure in figures.items()}
+
+
+def drawn(figure: Figure | None) -> Any:
+    assert figure is not None
+    return figure
 
 
 @pytest.mark.parametrize(
@@ -106,18 +113,18 @@ def draw_all(run: dict[str, Any], folder: Path, end: str = "png") -> list[Path]:
 def test_the_suffix_decides_the_format(
     end: str, head: bytes, run: dict[str, Any], tmp_path: Path
 ) -> None:
-    for path in draw_all(run, tmp_path, end):
+    paths = save_each({**draw_all(run), "nothing": None}, tmp_path, [end])
+    assert len(paths) == 4
+    for path in paths:
         assert path.read_bytes().startswith(head)
         if end == "svg":
             assert re.search(r"(epochs|FLOPs)[^<]*</text>", path.read_text())  # it can be edited
 
 
-def test_curves_end_at_what_was_measured(
-    run: dict[str, Any], drawn: list[Any], tmp_path: Path
-) -> None:
+def test_curves_end_at_what_was_measured(run: dict[str, Any]) -> None:
     scale = run["about"]["baseline_flops"]
-    draw_curves(nodes_of(run), tmp_path / "x.png", baseline_flops=scale)
-    lines = {tuple(line.get_xydata()[-1]): line for line in drawn[0].axes[0].lines}
+    axes = drawn(draw_curves(nodes_of(run), baseline_flops=scale)).axes[0]
+    lines = {tuple(line.get_xydata()[-1]): line for line in axes.lines}
     for name, colour in (("target", "#0072B2"), ("standard", "#000000")):
         flops = run["result"]["training_flops"]
         if name == "standard":
@@ -129,11 +136,11 @@ def test_curves_end_at_what_was_measured(
 
 
 def test_the_accuracy_right_after_a_coupling_is_marked_where_its_training_begins(
-    run: dict[str, Any], drawn: list[Any], tmp_path: Path
+    run: dict[str, Any],
 ) -> None:
     scale = run["about"]["baseline_flops"]
-    draw_curves(nodes_of(run), tmp_path / "x.png", baseline_flops=scale)
-    marks = [line.get_xydata() for line in drawn[0].axes[0].lines if line.get_marker() == "D"]
+    axes = drawn(draw_curves(nodes_of(run), baseline_flops=scale)).axes[0]
+    marks = [line.get_xydata() for line in axes.lines if line.get_marker() == "D"]
     assert len(marks) == 3 and all(len(mark) == 1 for mark in marks)
     narrow = sum(level["flops"] for level in run["levels"] if level["level"])
     found = max(marks, key=lambda mark: mark[0][0])[0]
@@ -141,25 +148,19 @@ def test_the_accuracy_right_after_a_coupling_is_marked_where_its_training_begins
     assert found[1] == 100 * named(run, "coupling target")["metrics"]["top1"]
 
 
-def test_rates_go_from_a_leaf_to_the_target(
-    run: dict[str, Any], drawn: list[Any], tmp_path: Path
-) -> None:
+def test_rates_go_from_a_leaf_to_the_target(run: dict[str, Any]) -> None:
     assert [node["name"] for node in line_to_target(nodes_of(run))] == ["2.0", "1.0", "target"]
-    draw_rates(nodes_of(run), tmp_path / "x.png")
-    axes = drawn[0].axes[0]
+    axes = drawn(draw_rates(nodes_of(run))).axes[0]
     curves = [line for line in axes.lines if line.get_label()[0] != "_"]
     assert [round(line.get_xdata()[-1]) for line in curves] == [1, 3, 7]
     restarts = [line.get_xdata()[0] for line in axes.lines if line.get_label()[0] == "_"]
     assert restarts == [1, 3]
 
 
-def test_the_budget_is_stacked_by_level(
-    run: dict[str, Any], drawn: list[Any], tmp_path: Path
-) -> None:
+def test_the_budget_is_stacked_by_level(run: dict[str, Any]) -> None:
     scale = run["about"]["baseline_flops"]
     halfway = [{**level, "flops": level["flops"] / 2} for level in run["levels"]]
-    draw_budget(halfway, tmp_path / "x.png", baseline_flops=scale)
-    bars = drawn[0].axes[0].patches
+    bars = drawn(draw_budget(halfway, baseline_flops=scale)).axes[0].patches
     ends = sorted({round(bar.get_y()): bar.get_x() + bar.get_width() for bar in bars}.items())
     planned, spent = run["about"]["training_flops"], run["result"]["training_flops"] / 2
     assert [end for _, end in ends] == pytest.approx([spent / scale, planned / scale, 1.0])
@@ -187,14 +188,12 @@ def test_halves_are_apart_right_after_a_coupling_and_grow_together(run: dict[str
     assert standard[0].mean() == pytest.approx(1.0, abs=0.2)
 
 
-def test_where_there_is_nothing_yet_nothing_is_drawn(run: dict[str, Any], tmp_path: Path) -> None:
+def test_where_there_is_nothing_yet_nothing_is_drawn(run: dict[str, Any]) -> None:
     bare = [{**n, "history": {}, "steps": {}, "blocks": None} for n in nodes_of(run)]
-    path = tmp_path / "x.png"
-    assert not draw_curves(bare, path, baseline_flops=1.0)
-    assert not draw_rates(bare, path) and not draw_rates([], path)
-    assert not draw_budget([], path, baseline_flops=1.0)
-    assert not draw_blocks(bare[0], path)
-    assert not path.exists()
+    assert draw_curves(bare, baseline_flops=1.0) is None
+    assert draw_rates(bare) is draw_rates([]) is None
+    assert draw_budget([], baseline_flops=1.0) is None
+    assert draw_blocks(bare[0]) is None
 
 
 def shown_texts(figure: Any) -> list[Any]:
@@ -210,11 +209,8 @@ def shown_texts(figure: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["small", "long"])
-def test_no_text_lies_on_another(
-    kind: str, run: dict[str, Any], drawn: list[Any], tmp_path: Path
-) -> None:
-    draw_all(run if kind == "small" else long_run(), tmp_path)
-    for figure in drawn:
+def test_no_text_lies_on_another(kind: str, run: dict[str, Any]) -> None:
+    for figure in draw_all(run if kind == "small" else long_run()).values():
         figure.draw_without_rendering()  # lays it out
         boxes = {text: text.get_window_extent() for text in shown_texts(figure)}
         assert len(boxes) > 8

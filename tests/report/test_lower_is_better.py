@@ -20,6 +20,7 @@ from rbdc.report.read import read_run
 from rbdc.report.run import result_lines, run_status, status_table
 from tests.experiments.test_statistics import perplexity_rows
 from tests.report.browsing import visit
+from tests.report.test_figures import drawn
 
 PERPLEXITY = METRICS["perplexity"]
 BEST_LAST = ["slow", "standard", "fast", "at once"]
@@ -132,10 +133,9 @@ def test_the_end_of_a_run(by_perplexity: Path, tmp_path: Path) -> None:
     assert "best perplexity during training" in card and "top-1" not in card
 
 
-def test_curves(by_perplexity: Path, drawn: list[Any], tmp_path: Path) -> None:
+def test_curves(by_perplexity: Path) -> None:
     run = read_run(by_perplexity)
-    draw_curves(run["nodes"].values(), tmp_path / "x.png", baseline_flops=1.0)
-    axes = drawn[0].axes[0]
+    axes = drawn(draw_curves(run["nodes"].values(), baseline_flops=1.0)).axes[0]
     assert axes.get_ylabel() == "perplexity (lower is better)"
     target = next(node for node in run["nodes"].values() if node["name"] == "target")
     assert any(line.get_ydata()[0] == target["start"]["perplexity"] for line in axes.lines)

@@ -9,10 +9,9 @@ import pytest
 from rich.console import Console
 
 from rbdc.metrics import METRICS
-from rbdc.report.detector_figures import draw_precision, draw_precision_curves
-from rbdc.report.precision import COLUMNS, PARTS, has_scores, precision
-from rbdc.report.transfer import transfer_table
-from tests.report.test_figures import shown_texts
+from rbdc.report.figures import draw_precision, draw_precision_curves, save_each
+from rbdc.report.transfer import COLUMNS, PARTS, has_scores, precision, transfer_table
+from tests.report.test_figures import drawn, shown_texts
 
 
 def trained(seed: int, ap: float | None, **by_class: float | None) -> dict[str, Any]:
@@ -76,25 +75,23 @@ BOTH = [METRICS["box_map"], METRICS["mask_map"]]
 BACKBONES = [{"name": "from $1", "keys": ["a"]}, {"name": "a/long/" * 9, "keys": ["b", "c"]}]
 
 
-def test_curves_of_mask_and_box_precision(drawn: list[Any], tmp_path: Path) -> None:
-    assert draw_precision_curves(NODES, BACKBONES, BOTH, tmp_path / "x.png")
-    box, mask = drawn[0].axes
+def test_curves_of_mask_and_box_precision() -> None:
+    box, mask = drawn(draw_precision_curves(NODES, BACKBONES, BOTH)).axes
     assert [len(axes.lines) for axes in (box, mask)] == [2, 2]
     first, second = mask.lines
     assert first.get_ydata()[-1] == 30.0 and first.get_xdata()[-1] == 3.0
     assert second.get_marker() == "None" and first.get_color() != second.get_color()
-    assert not draw_precision_curves({"c": NODES["c"]}, BACKBONES, BOTH, tmp_path / "x.png")
+    assert draw_precision_curves({"c": NODES["c"]}, BACKBONES, BOTH) is None
 
 
-def test_bars_with_their_spread(drawn: list[Any], tmp_path: Path) -> None:
-    assert draw_precision(precision(ROWS), tmp_path / "x.png")
-    box, mask = drawn[0].axes
+def test_bars_with_their_spread() -> None:
+    box, mask = drawn(draw_precision(precision(ROWS))).axes
     assert [bar.get_width() for bar in mask.patches] == pytest.approx([20.0, 62.5])
     (error,) = box.collections[0].get_segments()
     assert error[:, 0] == pytest.approx([20 - 14.142, 20 + 14.142], abs=0.01)
     unknown = [{"backbone": "a", "trained": [trained(1, None)]}]
-    assert draw_precision(precision(unknown), tmp_path / "x.png")
-    assert not draw_precision(precision([]), tmp_path / "x.png")
+    assert draw_precision(precision(unknown)) is not None
+    assert draw_precision(precision([])) is None
 
 
 def many() -> dict[str, Any]:
@@ -107,10 +104,10 @@ def many() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["few", "many"])
-def test_no_text_lies_on_another(kind: str, drawn: list[Any], tmp_path: Path) -> None:
-    draw_precision(precision(ROWS) if kind == "few" else many(), tmp_path / "x.png")
-    draw_precision_curves(NODES, BACKBONES, BOTH, tmp_path / "x.png")
-    for figure in drawn:
+def test_no_text_lies_on_another(kind: str) -> None:
+    bars = draw_precision(precision(ROWS) if kind == "few" else many())
+    curves = draw_precision_curves(NODES, BACKBONES, BOTH)
+    for figure in map(drawn, (bars, curves)):
         figure.draw_without_rendering()  # lays it out
         boxes = {text: text.get_window_extent() for text in shown_texts(figure)}
         assert len(boxes) > 8
@@ -120,8 +117,11 @@ def test_no_text_lies_on_another(kind: str, drawn: list[Any], tmp_path: Path) ->
 
 
 def test_the_suffix_decides_the_format(tmp_path: Path) -> None:
-    for end, head in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
-        path = tmp_path / f"x.{end}"
-        assert draw_precision(precision(ROWS), path) and path.read_bytes().startswith(head)
-        assert draw_precision_curves(NODES, BACKBONES, BOTH, path)
-    assert "from $1</text>" in (tmp_path / "x.svg").read_text()
+    curves = draw_precision_curves(NODES, BACKBONES, BOTH)
+    figures = {"bars": draw_precision(precision(ROWS)), "curves": curves}
+    heads = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    paths = save_each(figures, tmp_path, list(heads))
+    assert [path.name for path in paths] == [f"{name}.{end}" for name in figures for end in heads]
+    for path in paths:
+        assert path.read_bytes().startswith(heads[path.suffix[1:]])
+    assert "from $1</text>" in (tmp_path / "curves.svg").read_text()

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 import rbdc
+from rbdc.report.card import hub_name, repeat_settings
 from rbdc.report.read import read_run
-from rbdc.report.repeat import hub_name, repeat_settings
 from rbdc.settings import PLAN, Request, split_settings
 
 SPENDING: dict[str, dict[str, Any]] = {

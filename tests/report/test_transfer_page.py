@@ -17,15 +17,15 @@ from rich.console import Console
 
 import rbdc
 from rbdc.cli import main
-from rbdc.report import sheets
-from rbdc.report.page import read_state, write_report
+from rbdc.report.page import MOST_BYTES, add_sheets, read_state, write_report
 from rbdc.report.read import read_run
 from rbdc.report.run import run_status, status_table
 from rbdc.report.watch import watch_run
 from rbdc.settings.detection import DetectionRecipe
 from rbdc.transfer import load_detector
+from rbdc.transfer.coco import open_splits
 from rbdc.transfer.jobs import find_backbone
-from rbdc.transfer.prepare import open_splits, prepare_transfer
+from rbdc.transfer.prepare import prepare_transfer
 from tests.report.browsing import EVIL, visit
 from tests.support import QUICK, made_once, started
 from tests.transfer.scenes import classifier, write_split
@@ -352,13 +352,13 @@ def test_large_sheets_are_made_small(copied: Path, tmp_path: Path) -> None:
     state = read_state([copied, copied])
     found = [node["sheet"] for run in state["runs"] for node in run["nodes"].values()]
     assert len(found) == 8 and all(sheet.startswith("data:image/jpeg") for sheet in found)
-    assert sum(map(len, found)) <= sheets.MOST_BYTES
+    assert sum(map(len, found)) <= MOST_BYTES
     picture = Image.open(BytesIO(base64.b64decode(found[0].partition(",")[2])))
     assert picture.width >= 480 and picture.width / picture.height == pytest.approx(1.37, abs=0.01)
     page = write_report([copied], tmp_path / "report.html")
     assert page.stat().st_size < 4_000_000
     run = read_run(copied)
-    sheets.add_sheets(run, 400)
+    add_sheets(run, 400)
     assert {node["sheet"] for node in run["nodes"].values()} == {""}  # said on the page
 
 

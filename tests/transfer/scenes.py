@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 import rbdc
+from rbdc.transfer.batches import DetectionSamples
 from rbdc.transfer.coco import CocoSet, pycocotools
-from rbdc.transfer.samples import DetectionSamples
 from rbdc.transfer.scores import Results
 from tests.support import randomized
 
@@ -113,10 +113,7 @@ def write_scenes(root: Path) -> Path:
 
 def read_results(folder: Path) -> Results:
     """What a run wrote, in COCO's results format."""
-    boxes, masks = (
-        json.loads((folder / name).read_text()) for name in ("boxes.json", "masks.json")
-    )
-    return Results(boxes=tuple(boxes), masks=tuple(masks))
+    return {kind: json.loads((folder / f"{kind}.json").read_text()) for kind in ("boxes", "masks")}
 
 
 def perfect(

@@ -10,7 +10,8 @@ from torch import Tensor
 
 import rbdc
 from rbdc.errors import ModelError
-from rbdc.transfer.backbone import backbone_of, global_blocks, vit_body
+from rbdc.settings.detection import DetectionRecipe
+from rbdc.transfer.backbone import backbone_of, vit_body
 from rbdc.transfer.pyramid import Norm, SimpleFPN
 from tests.transfer.scenes import classifier, resnet
 
@@ -43,7 +44,7 @@ def noise(height: int, width: int, count: int = 2) -> Tensor:
 @torch.no_grad()
 def test_without_windows_the_backbone_gives_the_classifiers_features(name: str) -> None:
     model = classifier(name, **VITS[name])
-    body, _ = vit_body(model, window=0)
+    body, _ = vit_body(model, DetectionRecipe(window=0))
     images = noise(32, 48)
     torch.testing.assert_close(as_tokens(body.eval()(images)), features(model, images))
 
@@ -51,7 +52,7 @@ def test_without_windows_the_backbone_gives_the_classifiers_features(name: str) 
 @torch.no_grad()
 def test_a_classifier_without_a_class_token_gives_the_same_from_end_to_end() -> None:
     model = classifier("vit_small_patch16_224", class_token=False, global_pool="avg")
-    body, _ = vit_body(model, window=0)
+    body, _ = vit_body(model, DetectionRecipe(window=0))
     images = noise(32, 48)
     expected = model.forward_intermediates(images, norm=False, intermediates_only=True)[-1]
     torch.testing.assert_close(body.eval()(images), expected)
@@ -61,14 +62,16 @@ def test_a_classifier_without_a_class_token_gives_the_same_from_end_to_end() -> 
 def test_a_window_as_large_as_the_grid_is_no_window() -> None:
     model = classifier(img_size=32)
     images = noise(32, 32)
-    whole, windowed = (vit_body(model, window=window)[0].eval() for window in (0, 2))
+    whole, windowed = (
+        vit_body(model, DetectionRecipe(window=window))[0].eval() for window in (0, 2)
+    )
     torch.testing.assert_close(whole(images), windowed(images))
 
 
 @pytest.mark.parametrize(("depth", "spreads"), [(2, False), (3, True)])
 @torch.no_grad()
 def test_windows_keep_to_themselves_until_a_global_block(depth: int, spreads: bool) -> None:
-    body, _ = vit_body(classifier(depth=depth), window=2)
+    body, _ = vit_body(classifier(depth=depth), DetectionRecipe(window=2))
     images = noise(64, 64, 1)
     changed = images.clone()
     changed[..., :16, :16] += 1  # the first patch, of the first of four windows
@@ -79,8 +82,7 @@ def test_windows_keep_to_themselves_until_a_global_block(depth: int, spreads: bo
 
 
 def test_every_third_block_is_global_the_papers_for_twelve() -> None:
-    assert global_blocks(12) == (2, 5, 8, 11)
-    body, _ = vit_body(classifier(depth=12), window=14)
+    body, _ = vit_body(classifier(depth=12), DetectionRecipe(window=14))
     windows = [block.window_size for block in body.blocks]
     assert [number for number, size in enumerate(windows) if size] == [0, 1, 3, 4, 6, 7, 9, 10]
     assert {size for size in windows if size} == {14}
@@ -89,7 +91,7 @@ def test_every_third_block_is_global_the_papers_for_twelve() -> None:
 @pytest.mark.parametrize("size", [(16, 16), (37, 50), (250, 31)])
 @torch.no_grad()
 def test_images_of_any_size_go_through(size: tuple[int, int]) -> None:
-    body, _ = vit_body(classifier(), window=2)
+    body, _ = vit_body(classifier(), DetectionRecipe(window=2))
     assert body.eval()(noise(*size)).shape == (2, 32, ceil(size[0] / 16), ceil(size[1] / 16))
 
 
@@ -98,7 +100,7 @@ def test_positions_are_resampled_to_the_grid_of_the_input() -> None:
     model = classifier()
     with torch.no_grad():
         model.pos_embed[:] = torch.arange(32.0) / 32  # everywhere: resampling changes nothing
-    body, _ = vit_body(model, window=0)
+    body, _ = vit_body(model, DetectionRecipe(window=0))
     images = noise(48, 80)
     patches = model.patch_embed.proj(images).flatten(2).transpose(1, 2)
     expected = model.blocks(patches + torch.arange(32.0) / 32)
@@ -109,7 +111,7 @@ def test_positions_are_resampled_to_the_grid_of_the_input() -> None:
 def test_patches_of_14_pixels_become_16_because_strides_are_powers_of_two() -> None:
     model = classifier("vit_base_patch14_dinov2", patch_size=14, img_size=28)
     backbone: Any
-    backbone, report = backbone_of(model)
+    backbone, report = backbone_of(model, DetectionRecipe())
     assert backbone.body.patch_embed.patch_size == (16, 16)
     assert "14 x 14 resampled to 16 x 16" in report.changed["patch_embed.proj.weight"]
     assert [m.shape[-1] for m in backbone(noise(64, 64)).values()] == [16, 8, 4, 2, 1]
@@ -141,7 +143,7 @@ def test_a_pyramid_of_layer_norms_is_normed_at_every_place() -> None:
 def test_a_resnet_keeps_its_features_and_gets_torchvisions_pyramid(frozen: bool) -> None:
     model = resnet()
     backbone: Any
-    backbone, _ = backbone_of(model, frozen_norms=frozen)
+    backbone, _ = backbone_of(model, DetectionRecipe(frozen_norms=frozen))
     images = noise(64, 128)
     stages = backbone.eval().body(images)
     torch.testing.assert_close(stages["3"], model.forward_features(images))
@@ -155,7 +157,7 @@ def test_frozen_norms_keep_their_statistics_in_training(frozen: bool) -> None:
     model = resnet()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     backbone: Any
-    backbone, _ = backbone_of(model, frozen_norms=frozen)
+    backbone, _ = backbone_of(model, DetectionRecipe(frozen_norms=frozen))
     backbone.train()(noise(64, 64))
     after = backbone.body.state_dict()
     same = all(torch.equal(after[name], before[name]) for name in after if "running" in name)
@@ -165,19 +167,19 @@ def test_frozen_norms_keep_their_statistics_in_training(frozen: bool) -> None:
 
 def test_what_cannot_be_a_backbone_is_refused() -> None:
     with pytest.raises(ModelError, match="takes images of 1 channels"):
-        backbone_of(classifier(in_chans=1))
+        backbone_of(classifier(in_chans=1), DetectionRecipe())
     with pytest.raises(ModelError, match=r"have strides \(4, 8, 16, 16\), \(4, 8, 16, 32\)"):
-        backbone_of(resnet(output_stride=16))
+        backbone_of(resnet(output_stride=16), DetectionRecipe())
     with pytest.raises(ModelError, match="block 0 of the classifier is ResPostBlock with Mlp"):
         model: Any = classifier()
         model.blocks[0] = ResPostBlock(32, 2)  # the keys of Block, and another computation
-        backbone_of(model)
+        backbone_of(model, DetectionRecipe())
     with pytest.raises(ModelError, match="is not an architecture"):
-        backbone_of(torch.nn.Linear(2, 2))
+        backbone_of(torch.nn.Linear(2, 2), DetectionRecipe())
 
 
 def test_a_backbone_can_have_any_width() -> None:
     for width in (0.5, 1.0):
         model = rbdc.build("deit_tiny_patch16_224", width, embed_dim=32, num_heads=2, depth=2)
-        backbone: Any = backbone_of(model)[0]
+        backbone: Any = backbone_of(model, DetectionRecipe())[0]
         assert backbone.body.embed_dim == 32 * width

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rbdc.errors import DataError
-from rbdc.transfer.coco import NO_AREA, NO_SHAPE, OUTSIDE, CocoSet, masks_of, open_coco, read_coco
+from rbdc.transfer.coco import NO_AREA, NO_SHAPE, OUTSIDE, CocoSet, masks_of, open_splits, read_coco
 from tests.transfer.scenes import (
     SIZES,
     Content,
@@ -27,7 +27,7 @@ def read(root: Path, change: Callable[[Content], Any] | None = None) -> CocoSet:
 
 
 def test_cocos_layout_is_opened(tmp_path: Path) -> None:
-    train, val = open_coco(write_scenes(tmp_path))
+    train, val = open_splits(write_scenes(tmp_path))
     assert train.annotations.name == "instances_train2017.json"
     assert val.pictures[0].location.path.parent == tmp_path / "val2017"
     assert {picture.id: len(picture.regions) for picture in train.pictures} == {11: 2, 5: 3, 8: 0}
@@ -139,7 +139,7 @@ def test_files_that_are_not_cocos_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read: No such file"):
         read_coco(tmp_path / "none.json", tmp_path)
     with pytest.raises(DataError, match=r"has 0 files annotations/instances_train\*.json"):
-        open_coco(tmp_path)
+        open_splits(tmp_path)
 
 
 def test_splits_must_share_a_category_and_both_have_objects(tmp_path: Path) -> None:
@@ -151,11 +151,11 @@ def test_splits_must_share_a_category_and_both_have_objects(tmp_path: Path) -> N
 
     write_split(tmp_path, "val", rename)
     with pytest.raises(DataError, match="no category in common: dog, kite, cat against dogs"):
-        open_coco(tmp_path)
+        open_splits(tmp_path)
     for change in (without("annotations"), lambda c: c.update(annotations=[])):
         write_split(tmp_path, "val", change)
         with pytest.raises(DataError, match=r"instances_val.json has no objects\n") as caught:
-            open_coco(tmp_path)
+            open_splits(tmp_path)
         assert "cannot be scored" in caught.value.remedy
     boxes_only: list[Content] = [{"segmentation": []} for _ in range(5)]
     write_split(
@@ -164,7 +164,7 @@ def test_splits_must_share_a_category_and_both_have_objects(tmp_path: Path) -> N
         lambda c: [a.update(b) for a, b in zip(c["annotations"], boxes_only, strict=True)],
     )
     with pytest.raises(DataError, match=r"no objects left \(5 x no usable shape\)"):
-        open_coco(tmp_path)
+        open_splits(tmp_path)
 
 
 def test_the_fingerprint_knows_content_and_not_places(tmp_path: Path) -> None:

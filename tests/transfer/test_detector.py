@@ -1,5 +1,6 @@
 """Mask R-CNN on a backbone: trains, answers in the image's pixels, and has a price."""
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import rbdc
 from rbdc.errors import ModelError, RecipeError
 from rbdc.settings.detection import DetectionRecipe
 from rbdc.transfer.detection import groups_of
-from rbdc.transfer.detector import Detector, DetectorSettings, build_detector, detector_cost
+from rbdc.transfer.detector import Detector, build_detector, detector_cost
 from tests.transfer.scenes import classifier, resnet
 
 LOSSES = {
@@ -20,8 +21,8 @@ LOSSES = {
 
 def detector_of(model: Any, **settings: Any) -> Detector:
     torch.manual_seed(0)
-    chosen = DetectorSettings(**{"min_size": 48, "max_size": 96, "window": 2, **settings})
-    return build_detector(model, classes=3, settings=chosen)[0]
+    recipe = DetectionRecipe(**{"min_size": 48, "max_size": 96, "window": 2, **settings})
+    return build_detector(model, 3, recipe)[0]
 
 
 def names_in(detector: Detector, group: dict[str, Any]) -> list[str]:
@@ -107,7 +108,7 @@ def test_the_cost_counts_every_parameter_and_the_backbones_flops(make: Any) -> N
     linear = [box.box_head.fc6, box.box_head.fc7, *box.box_predictor.children()]
     each = sum(2 * layer.in_features * layer.out_features for layer in linear)
     assert cost.flops["box head"] == 1000 * each
-    assert cost.to_json()["total_flops"] == sum(cost.flops.values())
+    assert asdict(cost)["total_flops"] == sum(cost.flops.values())
 
 
 def test_the_cost_is_of_the_padded_image() -> None:
@@ -125,9 +126,13 @@ def test_windows_make_a_large_image_cheaper() -> None:
 
 def test_settings_that_make_no_detector_are_refused() -> None:
     with pytest.raises(ModelError, match="min_size is 800 and max_size 600 px"):
-        DetectorSettings(max_size=600)
+        build_detector(classifier(), 3, DetectionRecipe(max_size=600))
     with pytest.raises(ModelError, match="cannot have 0 classes"):
-        build_detector(classifier(), classes=0)
+        build_detector(classifier(), 0, DetectionRecipe())
+    for name in ("channels", "regions", "proposals", "min_size"):
+        nothing: dict[str, Any] = {name: 0}
+        with pytest.raises(RecipeError, match=f"{name} is 0, expected at least 1"):
+            DetectionRecipe(**nothing)
 
 
 def test_layers_of_a_vit_learn_slower_the_deeper_they_lie() -> None:

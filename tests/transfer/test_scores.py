@@ -5,7 +5,6 @@ import io
 import json
 import math
 import tarfile
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,9 @@ from pycocotools.cocoeval import COCOeval
 from torch import Tensor
 
 from rbdc.errors import DataError
-from rbdc.transfer.coco import CocoSet, open_coco, read_coco
+from rbdc.transfer.coco import CocoSet, open_splits, read_coco
 from rbdc.transfer.pictures import draw_objects, draw_sheet
-from rbdc.transfer.scores import DetectionScores, Results, results_of, score
+from rbdc.transfer.scores import Results, Scores, results_of, score, write_results
 from tests.transfer.scenes import Content, perfect, read_results, write_scenes, write_split
 
 ONE = pytest.approx(1, abs=1e-9)  # its means end a rounding below
@@ -26,7 +25,7 @@ REAL = Path(__file__).parents[3] / "shared" / "data" / "coco-tiny.tar"
 
 @pytest.fixture(scope="module")
 def val(tmp_path_factory: pytest.TempPathFactory) -> CocoSet:
-    return open_coco(write_scenes(tmp_path_factory.mktemp("scenes")))[1]
+    return open_splits(write_scenes(tmp_path_factory.mktemp("scenes")))[1]
 
 
 def shuffled(outputs: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
@@ -55,10 +54,9 @@ def by_pycocotools(
     return [None if value < 0 else float(value) for value in evaluation.stats]
 
 
-def twelve(scores: DetectionScores) -> tuple[list[float | None], list[float | None]]:
-    facts = asdict(scores)
+def twelve(scores: Scores) -> tuple[list[float | None], list[float | None]]:
     boxes, masks = (
-        [value for key, value in facts[kind].items() if key != "by_class"]
+        [value for key, value in scores[kind].items() if key != "by_class"]
         for kind in ("boxes", "masks")
     )
     return boxes, masks
@@ -66,12 +64,12 @@ def twelve(scores: DetectionScores) -> tuple[list[float | None], list[float | No
 
 def test_perfect_predictions_score_one(val: CocoSet) -> None:
     _, outputs, ids = perfect(val, val.class_names)
-    scores = score(val.annotations, results_of(outputs, ids, val, val.class_names), by_class=True)
-    for precision in (scores.boxes, scores.masks):
-        assert precision.ap == ONE and precision.ap50 == ONE and precision.ap75 == ONE
-        assert precision.ap_small == ONE and precision.ap_medium == ONE and precision.ar100 == ONE
-        assert precision.ap_large is None  # there is nothing so large
-        assert precision.by_class == {"dog": ONE, "kite": ONE, "cat": ONE}
+    scores = score(val.annotations, results_of(outputs, ids, val, val.class_names))
+    for precision in scores.values():
+        for name in ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ar100"):
+            assert precision[name] == ONE
+        assert precision["ap_large"] is None  # there is nothing so large
+        assert precision["by_class"] == {"dog": ONE, "kite": ONE, "cat": ONE}
 
 
 def test_wrong_labels_score_what_pycocotools_says_of_the_files(tmp_path: Path) -> None:
@@ -83,25 +81,25 @@ def test_wrong_labels_score_what_pycocotools_says_of_the_files(tmp_path: Path) -
     val = read_coco(path, tmp_path / "val")
     _, outputs, ids = perfect(val, val.class_names)
     results = results_of(shuffled(outputs), ids, val, val.class_names)
-    results.write(tmp_path)
-    scores = score(path, results, by_class=True)
+    write_results(results, tmp_path)
+    scores = score(path, results)
     boxes, masks = twelve(scores)
     assert boxes == by_pycocotools(path, tmp_path / "boxes.json", "bbox")
     assert masks == by_pycocotools(path, tmp_path / "masks.json", "segm")
     assert boxes != masks and boxes[0] is not None and 0 < boxes[0] < 1
     for id, name in val.categories.items():
         alone = by_pycocotools(path, tmp_path / "masks.json", "segm", [id])[0]
-        assert scores.masks.by_class[name] == pytest.approx(alone)
-    assert len(set(scores.boxes.by_class.values())) > 1
-    assert not [entry for entry in results.masks if "bbox" in entry]  # see rbdc.transfer.scores
+        assert scores["masks"]["by_class"][name] == pytest.approx(alone)
+    assert len(set(scores["boxes"]["by_class"].values())) > 1
+    assert not [entry for entry in results["masks"] if "bbox" in entry]  # see rbdc.transfer.scores
     assert read_results(tmp_path) == results
     assert twelve(score(path, read_results(tmp_path))) == (boxes, masks)
 
 
 def test_no_predictions_score_zero(val: CocoSet) -> None:
-    scores = score(val.annotations, Results(), by_class=True)
-    assert scores.boxes.ap == scores.masks.ap == 0
-    assert scores.boxes.by_class == {"dog": 0, "kite": 0, "cat": 0}
+    scores = score(val.annotations, {"boxes": [], "masks": []})
+    assert scores["boxes"]["ap"] == scores["masks"]["ap"] == 0
+    assert scores["boxes"]["by_class"] == {"dog": 0, "kite": 0, "cat": 0}
 
 
 def test_detections_in_a_crowd_do_not_count_against(val: CocoSet) -> None:
@@ -115,10 +113,11 @@ def test_detections_in_a_crowd_do_not_count_against(val: CocoSet) -> None:
     crowd["masks"][:, :, 2:12, 20:30] = 1
     outputs[1] = {key: torch.cat([crowd[key], outputs[1][key]]) for key in crowd}
     results = results_of(outputs, ids, val, val.class_names)
-    assert len(results.boxes) == 5
-    assert score(val.annotations, results).boxes.ap == ONE
-    elsewhere = [entry | {"image_id": 8} for entry in results.boxes]
-    assert score(val.annotations, Results(boxes=(*results.boxes, *elsewhere))).boxes.ap != ONE
+    assert len(results["boxes"]) == 5
+    assert score(val.annotations, results)["boxes"]["ap"] == ONE
+    elsewhere = [entry | {"image_id": 8} for entry in results["boxes"]]
+    more: Results = {"boxes": [*results["boxes"], *elsewhere], "masks": []}
+    assert score(val.annotations, more)["boxes"]["ap"] != ONE
 
 
 def test_results_have_the_ids_of_the_file_and_classes_it_has_not_are_left_out(
@@ -128,9 +127,9 @@ def test_results_have_the_ids_of_the_file_and_classes_it_has_not_are_left_out(
     outputs[0] = {key: torch.cat([value, value]) for key, value in outputs[0].items()}
     outputs[0]["labels"] = torch.tensor([1, 2, 3, 1])  # bird is in no file
     results = results_of(outputs, ids, val, ("bird", "cat", "dog"))
-    found = [(entry["image_id"], entry["category_id"]) for entry in results.boxes]
+    found = [(entry["image_id"], entry["category_id"]) for entry in results["boxes"]]
     assert found == [(11, 90), (11, 3), (5, 3)]
-    assert len(results.masks) == 3 and json.dumps(results.masks)
+    assert len(results["masks"]) == 3 and json.dumps(results["masks"])
 
 
 def test_dropped_objects_are_not_scored(tmp_path: Path) -> None:
@@ -143,13 +142,13 @@ def test_dropped_objects_are_not_scored(tmp_path: Path) -> None:
     _, outputs, ids = perfect(val, val.class_names)
     assert sum(val.dropped.values()) == 1
     scores = score(path, results_of(outputs, ids, val, val.class_names))
-    assert scores.boxes.ap == ONE and scores.masks.ap == ONE
+    assert scores["boxes"]["ap"] == ONE and scores["masks"]["ap"] == ONE
 
 
 def test_results_for_other_images_are_refused(val: CocoSet) -> None:
     stray = {"image_id": 99, "category_id": 3, "score": 1.0, "bbox": [0, 0, 1, 1]}
     with pytest.raises(DataError, match="for image 99, which the annotations do not list"):
-        score(val.annotations, Results(boxes=(stray,)))
+        score(val.annotations, {"boxes": [stray], "masks": []})
 
 
 def test_a_sheet_shows_objects_where_they_are(val: CocoSet, tmp_path: Path) -> None:
@@ -180,9 +179,9 @@ def test_a_sheet_shows_objects_where_they_are(val: CocoSet, tmp_path: Path) -> N
 def test_coco_itself_is_read_and_found(tmp_path: Path) -> None:
     with tarfile.open(REAL) as archive:
         archive.extractall(tmp_path, filter="data")
-    train, val = open_coco(tmp_path / "coco-tiny")
+    train, val = open_splits(tmp_path / "coco-tiny")
     assert len(train.class_names) == 80 and not train.dropped
     _, outputs, ids = perfect(val, train.class_names)
     scores = score(val.annotations, results_of(outputs, ids, val, train.class_names))
-    assert scores.boxes.ap == ONE and scores.masks.ap == ONE
+    assert scores["boxes"]["ap"] == ONE and scores["masks"]["ap"] == ONE
     assert not any(value is None or math.isnan(value) for value in twelve(scores)[0])

@@ -5,7 +5,7 @@ import os
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ from rbdc.settings.detection import DetectionRecipe, read_detection_recipe
 from rbdc.training import Trained, World, join_world
 from rbdc.training.loop import Session
 from rbdc.training.world import leave_world
-from rbdc.transfer.batches import DetectionBatches
-from rbdc.transfer.detection import Detection, Splits, groups_of
+from rbdc.transfer.batches import DetectionBatches, DetectionSamples, make_transform
+from rbdc.transfer.coco import Splits, open_splits
+from rbdc.transfer.detection import Detection, groups_of
 from rbdc.transfer.folder import load_detector
-from rbdc.transfer.jobs import find_backbone
-from rbdc.transfer.prepare import Transfer, open_splits, prepare_transfer
-from rbdc.transfer.samples import DetectionSamples, Views
+from rbdc.transfer.jobs import DetectJob, find_backbone
+from rbdc.transfer.prepare import Transfer, prepare_transfer
 from rbdc.transfer.scores import score
 from tests.runs.test_processes import finish, free_port
 from tests.support import QUICK, forked, started
@@ -73,16 +73,8 @@ def backbones(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def work(backbones: dict[str, Path], splits: Splits, name: str, **settings: Any) -> Detection:
     backbone = find_backbone(str(backbones[name]))
-    return Detection(
-        backbone.open(0),
-        splits,
-        recipe(**settings),
-        seed=7,
-        identity={"name": name},
-        name=name,
-        machine=QUICK,
-        world=World(),
-    )
+    job = DetectJob(backbone=backbone, splits=splits, recipe=recipe(**settings), seed=7)
+    return Detection(job, QUICK, World())
 
 
 def trained(job: Detection, folder: Path, *stops: int) -> Trained:
@@ -110,9 +102,14 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(
 
 def test_every_process_has_its_share_of_the_same_batches(splits: Splits) -> None:
     def batches(size: int, rank: int, micro: int) -> Iterator[list[Any]]:
-        samples = DetectionSamples(splits.train, splits.class_names, views=Views(), seed=3)
+        transform = make_transform(DetectionRecipe())
+        samples = DetectionSamples(splits.train, splits.class_names, transform, seed=3)
         return DetectionBatches(
-            samples, batch_size=2, device=torch.device("cpu"), part=(size, rank), micro=micro
+            samples=samples,
+            batch_size=2,
+            device=torch.device("cpu"),
+            part=(size, rank),
+            micro=micro,
         ).from_step(1, 4)
 
     whole = [batch[0] for batch in batches(1, 0, 1)]
@@ -177,8 +174,8 @@ def test_two_backbones_side_by_side(
         for entry in row["trained"]:
             folder = tmp_path / "run" / entry["folder"]
             assert (folder / SHEET).stat().st_size > 1000
-            again = score(splits.val.annotations, read_results(folder / PREDICTIONS), by_class=True)
-            assert json.loads(json.dumps(asdict(again))) == entry["scores"]
+            again = score(splits.val.annotations, read_results(folder / PREDICTIONS))
+            assert json.loads(json.dumps(again)) == entry["scores"]
             report = json.loads((folder / WEIGHTS).read_text())
             assert report["used"] and report["left"]
     # nothing is trained twice; another backbone may be added
@@ -212,9 +209,9 @@ def test_two_processes_train_and_score_one_detector(
     result = json.loads((tmp_path / "two" / "result.json").read_text())
     (entry,) = result["rows"][0]["trained"]
     found = read_results(tmp_path / "two" / entry["folder"] / PREDICTIONS)
-    assert {box["image_id"] for box in found.boxes} == {p.id for p in splits.val.pictures}
-    again = score(splits.val.annotations, found, by_class=True)
-    assert json.loads(json.dumps(asdict(again))) == entry["scores"]
+    assert {box["image_id"] for box in found["boxes"]} == {p.id for p in splits.val.pictures}
+    again = score(splits.val.annotations, found)
+    assert json.loads(json.dumps(again)) == entry["scores"]
 
 
 def test_a_saved_detector_is_the_one_that_was_trained(
@@ -304,19 +301,16 @@ def test_four_real_images_are_learned_by_heart(tmp_path: Path, voc: Path) -> Non
     few = [entry for entry in content["annotations"] if entry["image_id"] in ids]
     annotations = tmp_path / "four.json"
     annotations.write_text(json.dumps({**content, "images": chosen, "annotations": few}))
-    job = Detection(
-        rbdc.build("resnet18d", channels=[16, 32, 64, 128], stem_width=8, num_classes=10),
-        open_splits(annotations, voc / "train", annotations, voc / "train"),
-        DetectionRecipe(
+    model = rbdc.build("resnet18d", channels=[16, 32, 64, 128], stem_width=8, num_classes=10)
+    job = DetectJob(
+        backbone=find_backbone(str(rbdc.export(model, tmp_path / "model"))),
+        splits=open_splits(annotations, voc / "train", annotations, voc / "train"),
+        recipe=DetectionRecipe(
             epochs=80, batch_size=4, min_size=128, max_size=192, channels=32, regions=64,
             proposals=100, lr=3e-3, weight_decay=0.0, warmup_steps=20, frozen_norms=False, flip=0.0,
             eval_epochs=80,
         ),
         seed=0,
-        identity={},
-        name="four",
-        machine=QUICK,
-        world=World(),
     )  # fmt: skip
-    done = trained(job, tmp_path / "run")
+    done = trained(Detection(job, QUICK, World()), tmp_path / "run")
     assert done.history[-1]["mask_map"] > 0.5 and done.history[-1]["box_map"] > 0.5

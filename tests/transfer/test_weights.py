@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 import rbdc
 from rbdc.errors import CheckpointError, ModelError
+from rbdc.settings.detection import DetectionRecipe
 from rbdc.transfer.backbone import backbone_of, vit_body
 from rbdc.transfer.weights import open_classifier
 from tests.transfer.scenes import VIT, classifier, resnet
@@ -21,7 +22,7 @@ HEADS = {PLAIN: ["head"], DISTILLED: ["head", "head_dist"]}
 @pytest.mark.parametrize("name", [PLAIN, DISTILLED])
 def test_every_key_of_a_deit_is_accounted_for(name: str) -> None:
     model = classifier(name)
-    body, report = vit_body(model)
+    body, report = vit_body(model, DetectionRecipe())
     layers = [*HEADS[name], "norm"]
     left = {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
     assert set(report.left) == left | set(TOKENS[name])
@@ -34,7 +35,7 @@ def test_every_key_of_a_deit_is_accounted_for(name: str) -> None:
 @pytest.mark.parametrize("name", [PLAIN, DISTILLED])
 def test_used_tensors_are_copies_and_each_patch_keeps_its_position(name: str) -> None:
     model = classifier(name)
-    body, report = vit_body(model)
+    body, report = vit_body(model, DetectionRecipe())
     given, taken = model.state_dict(), body.state_dict()
     for key in report.used:
         assert torch.equal(taken[key], given[key]), key
@@ -50,7 +51,7 @@ def test_every_key_of_a_resnet_is_accounted_for() -> None:
     model = resnet()
     for frozen in (True, False):
         backbone: Any
-        backbone, report = backbone_of(model, frozen_norms=frozen)
+        backbone, report = backbone_of(model, DetectionRecipe(frozen_norms=frozen))
         state = model.state_dict()
         counters = {key for key in state if "num_batches" in key}
         assert set(report.left) == {"fc.weight", "fc.bias"} | (counters if frozen else set())
@@ -62,7 +63,7 @@ def test_every_key_of_a_resnet_is_accounted_for() -> None:
 def test_keys_that_do_not_fit_are_listed_five_of_them() -> None:
     model = classifier(scale_attn_norm=True)
     with pytest.raises(ModelError) as caught:
-        vit_body(model)
+        vit_body(model, DetectionRecipe())
     keys = [f"blocks.{n}.attn.norm.{kind}" for n in range(3) for kind in ("weight", "bias")]
     for key in keys[:5]:
         assert f"{key} was not expected" in caught.value.problem
@@ -70,7 +71,7 @@ def test_keys_that_do_not_fit_are_listed_five_of_them() -> None:
     wide: Any = classifier(depth=1)
     wide.blocks[0].attn.proj = torch.nn.Linear(32, 33)
     with pytest.raises(ModelError, match=r"proj.weight is \(33, 32\), \(32, 32\) was expected"):
-        vit_body(wide)
+        vit_body(wide, DetectionRecipe())
 
 
 def test_a_file_of_another_architecture_is_refused_with_its_keys(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_folder_and_a_file_give_the_same_backbone(name: str, tmp_path: Path) -
     folder = rbdc.export(model, tmp_path / "model")
     file = folder / "model.safetensors"
     opened = [open_classifier(folder), open_classifier(file, model=name, arguments=VIT)]
-    expected = vit_body(model)[0].state_dict()
+    expected = vit_body(model, DetectionRecipe())[0].state_dict()
     for one in opened:
-        state = vit_body(one)[0].state_dict()
+        state = vit_body(one, DetectionRecipe())[0].state_dict()
         assert all(torch.equal(state[key], tensor) for key, tensor in expected.items())

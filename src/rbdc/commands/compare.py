@@ -5,19 +5,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rbdc.commands.common import add_run, add_training, chosen_settings, joined
 from rbdc.commands.console import make_console
-from rbdc.commands.options import (
-    BRIEF_REQUEST,
-    Parser,
-    add_machine,
-    add_recipe,
-    comma_separated,
-    comma_separated_numbers,
-    default_recipe,
-    given_settings,
-)
-from rbdc.commands.where import joined
-from rbdc.settings import SPEND, Recipe, Request, read_recipe, split_settings
+from rbdc.commands.options import Parser, comma_separated, comma_separated_numbers
+from rbdc.settings import SPEND
 
 if TYPE_CHECKING:
     from rbdc.experiments.compare import Comparison
@@ -43,18 +34,11 @@ def compare_parser() -> Parser:
         help="learning rates to try for each protocol (default: no tuning)")  # fmt: skip
     add("--tune-budget", type=float, brief=False,
         help="budget to tune the learning rate at (default: the largest of --budgets)")  # fmt: skip
-    add("--recipe", metavar="NAME",
-        help="shipped recipe or YAML file (default: the model family's, or demo)")  # fmt: skip
-    add("--output", type=Path, metavar="DIR",
-        help="folder of the comparison (default runs/compare-RECIPE)")  # fmt: skip
-    add("--jobs", type=int, help="models to train at once (default 1; on a CPU, measured)")
-    add("--dry-run", action="store_true", help="check everything and print the cost, then stop")
     add("--json", action="store_true", help="print the summary as JSON")
     # A protocol says its steps and the budgets how much is spent, exactly: nothing is rounded.
     decided = {*SPEND, "steps", "schedule", "costs", "rounding", "seed", "with_baseline"}
-    parser.add_settings("What to compare", Request, brief=BRIEF_REQUEST, without=decided)
-    add_recipe(parser)
-    add_machine(parser)
+    add_training(parser, without=decided)
+    add_run(parser, "compare-RECIPE")
     return parser
 
 
@@ -65,8 +49,7 @@ def compare_command(options: Namespace) -> None:
         return
     from rbdc.experiments.compare import ComparisonSpec, prepare_comparison
 
-    given = given_settings(options, Request) | given_settings(options, Recipe)
-    name = options.recipe or default_recipe(given)
+    name, request, recipe = chosen_settings(options)
     spec = ComparisonSpec(
         protocols=comma_separated(options.protocols),
         budgets=comma_separated_numbers("--budgets", options.budgets),
@@ -75,10 +58,10 @@ def compare_command(options: Namespace) -> None:
         tune=comma_separated_numbers("--tune", options.tune),
         tune_budget=options.tune_budget,
     )
-    settings = split_settings(read_recipe(name), given)
     output = options.output or Path("runs") / f"compare-{Path(name).stem}"
     with joined(options) as where:
-        show_comparison(prepare_comparison(*settings, spec, where.world), output, options, where)
+        comparison = prepare_comparison(request, recipe, spec, where.world)
+        show_comparison(comparison, output, options, where)
 
 
 def _list_protocols() -> None:
@@ -99,22 +82,18 @@ def show_comparison(
     from rbdc.report.live import LiveRun
     from rbdc.runs.run import check
 
-    setting, run = comparison.setting, comparison.run()
+    setting, planned, run = comparison.setting, comparison.planned, comparison.run()
     if not options.dry_run:
         check(run, output, where)
     console = make_console(quiet=not where.world.is_main or options.json)
-    costs = cost_lines(
-        len(comparison.planned),
-        len(run.nodes),
-        *flops_of(comparison.planned),
-        setting.baseline_flops,
-    )
-    about = (
-        f"{setting.model} on {setting.data.name}, {setting.baseline_epochs:g} epochs of standard "
-        f"training; seeds {comparison.spec.seeds}"
-    )
     console.print(plan_lines(comparison.planned_rows()))
-    console.print("\n".join([about, *costs, f"output {output}\n"]), highlight=False)
+    lines = [
+        f"{setting.model} on {setting.data.name}, {setting.baseline_epochs:g} epochs of standard "
+        f"training; seeds {comparison.spec.seeds}",
+        *cost_lines(len(planned), len(run.nodes), *flops_of(planned), setting.baseline_flops),
+        f"output {output}\n",
+    ]
+    console.print("\n".join(lines), highlight=False)
     if options.dry_run:
         return
     try:

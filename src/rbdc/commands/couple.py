@@ -5,7 +5,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Literal
 
-from rbdc.commands.options import MODEL_KWARGS, Parser, keyword_arguments
+from rbdc.commands.common import add_weight_files
+from rbdc.commands.options import Parser
 
 
 def couple_parser() -> Parser:
@@ -20,16 +21,13 @@ def couple_parser() -> Parser:
     add("second", type=Path, help="the same, trained from another seed")
     add("--output", type=Path, metavar="DIR", required=True,
         help="folder for the wide model, in timm's format")  # fmt: skip
-    add("--model", metavar="NAME", help="timm name of the architecture of weight files")
-    add("--model-kwargs", nargs="*", default=[], metavar="K=V", help=MODEL_KWARGS)
+    add_weight_files(parser)
     add("--off-diagonal", type=Literal["zero", "random"], default="zero",
         help="blocks between the halves: zeros, or the layer's usual initialisation")  # fmt: skip
     add("--seed", type=int, default=0, help="seed of random off-diagonal blocks")
     add("--force", action="store_true", help="replace an exported model at --output")
     add("--allow-identical", action="store_true", help="allow a model to be coupled with itself")
     add("--allow-inexact", action="store_true", help="write the model even if the proof fails")
-    add("--no-ema", action="store_true",
-        help="use the raw weights, not the EMA weights, of a checkpoint that has both")  # fmt: skip
     add("--json", action="store_true", help="print the record as JSON")
     return parser
 
@@ -37,19 +35,16 @@ def couple_parser() -> Parser:
 def couple_command(options: Namespace) -> None:
     """Couple two models, and print what the proof says."""
     from rbdc.models import couple_folders
+    from rbdc.report.run import how_to_load
 
+    names = ("model", "off_diagonal", "seed", "force", "allow_identical", "allow_inexact")
     record = couple_folders(
         options.first,
         options.second,
         options.output,
-        model=options.model,
-        arguments=keyword_arguments(options.model_kwargs),
-        off_diagonal=options.off_diagonal,
-        seed=options.seed,
-        force=options.force,
-        allow_identical=options.allow_identical,
-        allow_inexact=options.allow_inexact,
+        arguments=options.model_kwargs,
         use_ema=not options.no_ema,
+        **{name: getattr(options, name) for name in names},
     )
     if options.json:
         print(json.dumps(record, indent=2))
@@ -64,7 +59,6 @@ def couple_command(options: Namespace) -> None:
     else:
         print(f"random off-diagonal blocks: {error:.1e} of the logits from its parents' mean")
     print(f"drift: joint normalisation moves its logits by {drift:.1e}")
-    load = 'timm.create_model("local-dir:{}", pretrained=True)' if record["timm_loads"] else None
-    print("load it with " + (load or 'rbdc.load("{}")').format(options.output))
+    print(f"load it with {how_to_load(options.output, timm_loads=record['timm_loads'])}")
     if not coupling["class_names_compared"]:
         print("note: a parent carries no class list, so the order of classes was not compared")

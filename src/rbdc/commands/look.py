@@ -56,7 +56,7 @@ def report_parser() -> Parser:
     add("--figures", type=Path, metavar="DIR", help="folder for figures as PNG, SVG and PDF files")
     add("--serve", action="store_true",
         help="serve the page at 127.0.0.1 and update it, instead of writing it")  # fmt: skip
-    add("--port", type=int, default=0, help="with --serve: port (default: any free port)")
+    add("--port", type=int, default=0, help="with --serve: port; 0 takes any free one")
     return parser
 
 

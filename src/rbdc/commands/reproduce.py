@@ -4,9 +4,9 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rbdc.commands.common import add_run, joined
 from rbdc.commands.compare import show_comparison
-from rbdc.commands.options import Parser, add_machine, keyword_arguments
-from rbdc.commands.where import joined
+from rbdc.commands.options import Parser
 from rbdc.errors import RbdcError
 from rbdc.settings import Machine
 
@@ -26,17 +26,13 @@ def reproduce_parser() -> Parser:
     add("--scale", type=Literal["paper", "small"], default="small",
         help="the paper's models on ImageNet, for GPUs; or small models on CPU cores")  # fmt: skip
     add("--data", help="data set (default: the embedded images; --scale paper needs ImageNet)")
-    add("--output", type=Path, metavar="DIR",
-        help="folder of the experiment (default runs/EXPERIMENT-SCALE)")  # fmt: skip
     add("--seeds", type=int, help="number of seeds (default: the experiment's own)")
-    add("--jobs", type=int, help="models to train at once (default 1; on a CPU, measured)")
-    add("--dry-run", action="store_true", help="print jobs, epochs, FLOPs and hours, then stop")
     add("--images-per-second", type=float,
         help="training speed of the target, for the hours (default: measured)")  # fmt: skip
     add("--json", action="store_true", help="print the summaries as JSON")
-    add("--set", nargs="+", default=[], metavar="K=V",
+    add("--set", type=dict, default={},
         help="settings to override, such as baseline_epochs=4 lr=0.004")  # fmt: skip
-    add_machine(parser)
+    add_run(parser, "EXPERIMENT-SCALE")
     return parser
 
 
@@ -45,21 +41,17 @@ def reproduce_command(options: Namespace) -> None:
     from rbdc.experiments.reproduce import imagenet_outline, prepare_case, read_experiment
 
     experiment = read_experiment(options.experiment, options.scale)
-    given = keyword_arguments(options.set, "--set")
-    given |= {"data": options.data} if options.data else {}
-    outline = None
-    if options.scale == "paper" and not options.data:
-        if not options.dry_run:
-            raise RbdcError(
-                "the paper's experiments need ImageNet", "Give its folder with --data PATH."
-            )
-        outline = imagenet_outline()
+    given = {**options.set, **({"data": options.data} if options.data else {})}
+    absent = options.scale == "paper" and not options.data
+    if absent and not options.dry_run:
+        raise RbdcError(
+            "the paper's experiments need ImageNet", "Give its folder with --data PATH."
+        )
+    data = imagenet_outline() if absent else None
     output = options.output or Path("runs") / f"{options.experiment}-{options.scale}"
     with joined(options) as where:
         cases = {
-            case.name: prepare_case(
-                case, given, seeds=options.seeds, world=where.world, data=outline
-            )
+            case.name: prepare_case(case, given, seeds=options.seeds, world=where.world, data=data)
             for case in experiment.cases
         }
         speaks = where.world.is_main and not options.json

@@ -4,18 +4,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rbdc.commands.common import add_run, add_training, chosen_settings, joined
 from rbdc.commands.console import make_console, show
-from rbdc.commands.options import (
-    BRIEF_REQUEST,
-    Parser,
-    add_machine,
-    add_recipe,
-    default_recipe,
-    given_settings,
-)
+from rbdc.commands.options import Parser
 from rbdc.commands.speeds import add_speeds, check_speed_options
-from rbdc.commands.where import joined
-from rbdc.settings import Recipe, Request, read_recipe, split_settings
 
 if TYPE_CHECKING:
     from rbdc.experiments.train import Training
@@ -28,19 +20,12 @@ def train_parser() -> Parser:
         "target. The same command resumes a run that was stopped.",
         epilog="rbdc train --model deit_base_patch16_224 --data PATH --steps 2 --budget 0.7",
     )
-    add = parser.add
-    add("--recipe", metavar="NAME",
-        help="shipped recipe or YAML file (default: the model family's, or demo)")  # fmt: skip
-    add("--output", type=Path, metavar="DIR", help="folder of the run (default runs/RECIPE)")
-    add("--jobs", type=int, help="models to train at once (default 1; on a CPU, measured)")
-    add("--node", metavar="NAME", brief=False,
-        help="train only this model of the tree, whose parents must be trained: for schedulers "
-        "that start each training themselves")  # fmt: skip
-    add("--dry-run", action="store_true", help="check everything and print the plan, then stop")
-    parser.add_settings("What to train", Request, brief=BRIEF_REQUEST)
+    add_training(parser)
+    add_run(parser, "RECIPE")
+    parser.add("--node", metavar="NAME", brief=False,
+               help="train only this model of the tree, whose parents must be trained: for "
+               "schedulers that start each training themselves")  # fmt: skip
     add_speeds(parser, parser.add_argument_group("Speeds, for a budget in hours"))
-    add_recipe(parser)
-    add_machine(parser)
     return parser
 
 
@@ -54,9 +39,7 @@ def train_command(options: Namespace) -> None:
     from rbdc.runs.run import check, execute
 
     check_speed_options(options)
-    given = given_settings(options, Request) | given_settings(options, Recipe)
-    name = options.recipe or default_recipe(given)
-    settings = split_settings(read_recipe(name), given)
+    name, request, recipe = chosen_settings(options)
     output = options.output or Path("runs") / Path(name).stem
     with joined(options) as where:
         speeds = speeds_of(
@@ -66,7 +49,7 @@ def train_command(options: Namespace) -> None:
             loader=options.loader,
             again=options.measure_again,
         )
-        training = prepare(*settings, where.world, speeds)
+        training = prepare(request, recipe, where.world, speeds)
         run = training.run()
         check(run, output, where)
         if where.world.is_main:

@@ -3,17 +3,11 @@
 import json
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rbdc.commands.common import add_run, add_weight_files, joined
 from rbdc.commands.console import make_console
-from rbdc.commands.options import (
-    MODEL_KWARGS,
-    Parser,
-    add_machine,
-    given_settings,
-    keyword_arguments,
-)
-from rbdc.commands.where import joined
+from rbdc.commands.options import Parser, given_settings
 from rbdc.errors import RbdcError
 from rbdc.settings import DetectionRecipe, read_detection_recipe
 
@@ -44,24 +38,13 @@ def transfer_parser() -> Parser:
         help="paper, small, or a YAML file; options override it")  # fmt: skip
     add("--seeds", type=int, default=1, help="trainings per backbone")
     add("--seed", type=int, default=0, help="first seed")
-    add(
-        "--model", brief=False, metavar="NAME", help="timm name of the architecture of weight files"
-    )
-    add("--model-kwargs", nargs="*", default=[], metavar="K=V", brief=False, help=MODEL_KWARGS)
-    add("--no-ema", action="store_true", brief=False,
-        help="use the raw weights, not the EMA weights, of a checkpoint that has both")  # fmt: skip
-    add("--output", type=Path, metavar="DIR",
-        help="folder of the run (default runs/transfer-RECIPE)")  # fmt: skip
-    add("--jobs", type=int, help="detectors trained at the same time (default 1)")
     add("--by-class", action="store_true", help="also print the average precision of each class")
-    add("--dry-run", action="store_true", help="check everything and print the cost, then stop")
     add("--json", action="store_true", help="print the result as JSON")
-    parser.add_settings("How to train (recipe)", DetectionRecipe, brief=BRIEF_DETECTION)
-    add_machine(parser)
+    brief = ("epochs", "batch_size", "lr", "min_size", "max_size", "warmup_steps", "amp")
+    parser.add_settings("How to train (recipe)", DetectionRecipe, brief=brief)
+    add_weight_files(parser, brief=False)
+    add_run(parser, "transfer-RECIPE")
     return parser
-
-
-BRIEF_DETECTION = ("epochs", "batch_size", "lr", "min_size", "max_size", "warmup_steps", "amp")
 
 
 def transfer_command(options: Namespace) -> None:
@@ -77,7 +60,8 @@ def transfer_command(options: Namespace) -> None:
         run = transfer.run()
         check(run, output, where)
         console = make_console(quiet=not where.world.is_main or options.json)
-        _introduce(transfer, options.recipe, output, console)
+        if not console.quiet:
+            _introduce(transfer, options.recipe, output)
         if options.dry_run:
             return
         with LiveRun(run.nodes, console) as live:
@@ -90,63 +74,56 @@ def transfer_command(options: Namespace) -> None:
 
 
 def _prepare(options: Namespace) -> "Transfer":
+    from rbdc.transfer.coco import open_splits
     from rbdc.transfer.jobs import find_backbone
-    from rbdc.transfer.prepare import open_splits, prepare_transfer
+    from rbdc.transfer.prepare import prepare_transfer
 
-    places = [*([options.backbone] if options.backbone else []), *options.compare]
-    if not places or (options.backbone and options.compare):
+    if bool(options.backbone) == bool(options.compare):
+        problem = "--backbone and --compare are both given"
         raise RbdcError(
-            "no backbone is named" if not places else "--backbone and --compare are both given",
+            problem if options.compare else "no backbone is named",
             "Give --backbone DIR for one, or --compare A B ... for several.",
         )
+    places = options.compare or [options.backbone]
     recipe = read_detection_recipe(options.recipe, given_settings(options, DetectionRecipe))
-    splits = [getattr(options, f"{s}_{w}") for s in ("train", "val") for w in ("json", "images")]
-    named = [place for place in splits if place]
-    if bool(options.data) == bool(named) or (named and len(named) < len(splits)):
+    names = ("train_json", "train_images", "val_json", "val_images")
+    files = [getattr(options, name) for name in names if getattr(options, name)]
+    if bool(options.data) == bool(files) or 0 < len(files) < len(names):
         raise RbdcError(
             "the data is not said in one way",
             "Give --data DIR, or all of --train-json, --train-images, --val-json, --val-images.",
         )
-    how = {
-        "model": options.model,
-        "arguments": keyword_arguments(options.model_kwargs) or None,
-        "use_ema": not options.no_ema,
-    }
+    files = files or [options.data]
+    how = {"arguments": options.model_kwargs or None, "use_ema": not options.no_ema}
+    seeds = {"seed": options.seed, "seeds": options.seeds}
+    data = {"backbones": places, "data": [str(path) for path in files]}
     return prepare_transfer(
-        [find_backbone(place, **how) for place in places],
-        open_splits(options.data) if options.data else open_splits(*splits),
+        [find_backbone(place, model=options.model, **how) for place in places],
+        open_splits(*files),
         recipe,
-        seed=options.seed,
-        seeds=options.seeds,
-        request={
-            "backbones": places,
-            "data": [str(path) for path in ([options.data] if options.data else splits)],
-            **recipe.to_json(),
-            "seed": options.seed,
-            "seeds": options.seeds,
-        },
+        **seeds,
+        request={**data, **recipe.to_json(), **seeds},
     )
 
 
-def _introduce(transfer: "Transfer", name: str, output: Path, console: Any) -> None:
+def _introduce(transfer: "Transfer", name: str, output: Path) -> None:
     from rbdc.report.units import readable_flops
 
     recipe, splits = transfer.recipe, transfer.splits
-    say = lambda text: console.print(text, highlight=False, soft_wrap=True)  # noqa: E731
     for title, split in (("train", splits.train), ("val", splits.val)):
         dropped = ", ".join(f"{count} x {why}" for why, count in split.dropped.items())
-        say(
+        print(
             f"{title}: {len(split.pictures):,} images, {split.objects:,} objects of "
             f"{len(split.class_names)} classes" + (f"; dropped: {dropped}" if dropped else "")
         )
     for backbone, job in {job.backbone.name: job for job in transfer.jobs.values()}.items():
         cost = job.cost
-        say(
+        print(
             f"{backbone}: {job.backbone.spec}, with the heads {cost.total_parameters / 1e6:.1f} M "
             f"parameters, {readable_flops(cost.total_flops)} an image of "
             f"{cost.height} x {cost.width}"
         )
-    say(
+    print(
         f"recipe {name}: {recipe.opt}, learning rate {recipe.lr:.3g} at a batch of "
         f"{recipe.batch_size}, {recipe.epochs:g} epochs, short side {recipe.min_size} px\n"
         f"output {output}\n"

@@ -10,5 +10,5 @@ from rbdc.coupling.checks import ClassNames, class_names, set_class_names
 from rbdc.coupling.couple import OffDiagonal, couple
 from rbdc.coupling.layout import Axes, Layout, inexact_tensors, layout_of
 from rbdc.coupling.moments import check_slots, couple_moments
-from rbdc.coupling.rules import couple_states, couple_tensor
+from rbdc.coupling.rules import couple_tensor
 from rbdc.coupling.verify import TOLERANCE, CouplingProof, evaluating, verify_coupling

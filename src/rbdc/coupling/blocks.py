@@ -26,16 +26,9 @@ def block_sizes(
         if len(axes.scaled) < 2:
             continue
         weight = tensors[name].float()
-        parts = weight.split([2 * rows for rows in axes.packed]) if axes.packed else (weight,)
-        rows, columns = weight.shape[:2]
-        squares = torch.stack([_squares(part, blocks) for part in parts]).sum(dim=0)
-        entries = rows // blocks * (columns // blocks) * weight[0, 0].numel()
+        size, parts = weight.shape[1] // blocks, axes.unpack(weight, 2)
+        cut = (part.reshape(blocks, len(part) // blocks, blocks, size, -1) for part in parts)
+        squares = torch.stack([part.square().sum(dim=(1, 3, 4)) for part in cut]).sum(dim=0)
+        entries = weight.numel() // blocks**2
         sizes[name] = (squares / entries).sqrt().tolist()
     return sizes
-
-
-def _squares(weight: Tensor, blocks: int) -> Tensor:
-    """Return the sum of squares of each block."""
-    rows, columns = weight.shape[:2]
-    cut = weight.reshape(blocks, rows // blocks, blocks, columns // blocks, -1)
-    return cut.square().sum(dim=(1, 3, 4))

@@ -1,6 +1,6 @@
 """Check that two models can be coupled. Each mistake has its own error message."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,35 +14,22 @@ ClassNames = Sequence[str] | Mapping[str, str]
 # Attributes of a layer that change its function but not the shapes of its tensors. Coupling two
 # models that differ here would give a wrong model without any error.
 _ATTRIBUTES = (
-    "num_classes",
-    "in_chans",
-    "img_size",
-    "patch_size",
-    "num_prefix_tokens",
-    "global_pool",
-    "pool_include_prefix",
-    "num_heads",
-    "head_dim",
-    "kernel_size",
-    "stride",
-    "padding",
-    "dilation",
-    "ceil_mode",
-    "count_include_pad",
-    "eps",
-    "num_groups",
-    "approximate",
+    "num_classes", "in_chans", "img_size", "patch_size", "num_prefix_tokens", "global_pool",
+    "pool_include_prefix", "num_heads", "head_dim", "kernel_size", "stride", "padding",
+    "dilation", "ceil_mode", "count_include_pad", "eps", "num_groups", "approximate",
     "negative_slope",
-)
+)  # fmt: skip
 _TRAINING_ONLY = (nn.Dropout, DropPath, nn.Identity)  # a rate of 0 is often an Identity
-_DOUBLES = {"num_heads"}  # a wide model has twice as many heads of the same size
+
+Facts = Mapping[str, object]
+"""What must agree between two models, by its name in an error message."""
 
 
 def check_parents(first: nn.Module, second: nn.Module, *, allow_identical: bool = False) -> None:
     """Refuse parents that differ in anything but their weights, or do not differ at all."""
-    _check_structure(first, second, "the first parent", "the second")
-    _check_tensors(first, second)
-    _check_settings(first, second)
+    for facts in (_structure, _shapes, _settings):
+        _check_same(facts(first), facts(second), "the first parent", "the second")
+    _check_same(_shapes(second), _shapes(first), "the second parent", "the first")
     _check_classes(class_names(first), class_names(second))
     for which, parent in (("first", first), ("second", second)):
         _check_finite(which, parent)
@@ -57,7 +44,8 @@ def check_parents(first: nn.Module, second: nn.Module, *, allow_identical: bool 
 
 def check_wide(parent: nn.Module, wide: nn.Module) -> None:
     """Refuse a wide model that is not its parents' architecture at twice the width."""
-    _check_structure(parent, wide, "the parents", "the wide model", doubles=True)
+    names = ("the parents", "the wide model")
+    _check_same(_structure(parent), _structure(wide), *names, doubled="num_heads of ")
     if any(tensor.is_meta for tensor in wide.state_dict().values()):
         raise CouplingError(
             "the wide model is on the meta device and has no storage",
@@ -84,59 +72,45 @@ def _in_order(names: ClassNames) -> list[str]:
     return list(names)
 
 
-def _structure(model: nn.Module) -> Iterator[tuple[str, str, object]]:
-    """Yield (module path, attribute, value) of everything that must agree between models."""
+def _structure(model: nn.Module) -> Facts:
+    """Return the types, depths and attributes of the modules."""
+    facts: dict[str, object] = {}
     for path, module in model.named_modules():
         if isinstance(module, _TRAINING_ONLY):
             continue
         where = path or "the model"
-        yield where, "type", type(module).__name__
+        facts[f"type of {where}"] = type(module).__name__
         if isinstance(module, nn.Sequential | nn.ModuleList):
-            yield where, "depth", len(module)
+            facts[f"depth of {where}"] = len(module)
         for attribute in _ATTRIBUTES:
             value = getattr(module, attribute, None)
             if isinstance(value, int | float | str | tuple):
-                yield where, attribute, value
+                facts[f"{attribute} of {where}"] = value
+    return facts
 
 
-def _check_structure(
-    left: nn.Module, right: nn.Module, left_name: str, right_name: str, *, doubles: bool = False
-) -> None:
-    theirs = {(where, attribute): value for where, attribute, value in _structure(right)}
-    for where, attribute, value in _structure(left):
-        expected = value * 2 if doubles and attribute in _DOUBLES else value  # type: ignore[operator]
-        found = theirs.get((where, attribute))
+def _shapes(model: nn.Module) -> Facts:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def _settings(model: nn.Module) -> Facts:
+    """Return what the layers print of their settings."""
+    layers = model.named_modules()
+    return {k: f"({m.extra_repr()})" for k, m in layers if not isinstance(m, _TRAINING_ONLY)}
+
+
+def _check_same(left: Facts, right: Facts, *names: str, doubled: str = "") -> None:
+    """Refuse models that differ in a fact of the left; one that begins with `doubled` doubles."""
+    for fact, value in left.items():
+        expected, found = value, right.get(fact, "missing")
+        if doubled and fact.startswith(doubled) and isinstance(value, int):
+            expected = 2 * value
         if found != expected:
             raise CouplingError(
-                f"{attribute} of {where} is {value} in {left_name} and "
-                f"{'missing' if found is None else found} in {right_name}"
+                f"{fact} is {value} in {names[0]} and {found} in {names[1]}"
                 + (f", where {expected} is needed" if expected != value else ""),
-                "Parents must be one architecture at one width, and the wide model the same "
-                "architecture at twice that width.",
-            )
-
-
-def _check_tensors(first: nn.Module, second: nn.Module) -> None:
-    left, right = first.state_dict(), second.state_dict()
-    for name in [*left, *(name for name in right if name not in left)]:
-        shapes = [tuple(s[name].shape) if name in s else None for s in (left, right)]
-        if shapes[0] != shapes[1]:
-            raise CouplingError(
-                f"{name} is {shapes[0] or 'missing'} in the first parent and "
-                f"{shapes[1] or 'missing'} in the second",
-                "Both parents must be the same architecture at the same width.",
-            )
-
-
-def _check_settings(first: nn.Module, second: nn.Module) -> None:
-    """Refuse layers whose printed settings (`extra_repr`) differ."""
-    right = dict(second.named_modules())
-    for path, module in first.named_modules():
-        here, there = module.extra_repr(), right[path].extra_repr()
-        if here != there and not isinstance(module, _TRAINING_ONLY):
-            raise CouplingError(
-                f"{path} is ({here}) in the first parent and ({there}) in the second",
-                "Both parents must be the same architecture with the same settings.",
+                "Parents must be one architecture with the same settings at one width, and the "
+                "wide model the same architecture at twice that width.",
             )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rbdc.coupling.checks import check_parents, check_wide, class_names, set_class_names
 from rbdc.coupling.layout import inexact_tensors, layout_of
-from rbdc.coupling.rules import couple_states
+from rbdc.coupling.rules import couple_tensor
 from rbdc.errors import CouplingError
 
 OffDiagonal = Literal["zero", "random"]
@@ -55,14 +55,11 @@ def couple(
             + (f", and so are {len(shared) - 1} more tensors" if shared[1:] else ""),
             "The coupling would not be exact; allow an inexact coupling to use it anyway.",
         )
-    background = _fresh_state(into, seed) if off_diagonal == "random" else None
-    target = into.state_dict()
-    left, right = (
-        {name: tensor.to(target[name]) for name, tensor in parent.state_dict().items()}
-        for parent in (first, second)
-    )
-    for name, tensor in couple_states(left, right, layout, background):
-        target[name].copy_(tensor)
+    background = _fresh_state(into, seed) if off_diagonal == "random" else {}
+    target, states = into.state_dict(), (first.state_dict(), second.state_dict())
+    for name, axes in layout.items():  # one tensor at a time, to save memory
+        left, right = (state[name].to(target[name]) for state in states)
+        target[name].copy_(couple_tensor(left, right, axes, background.get(name)))
     set_class_names(into, class_names(first) or class_names(second))
     return into
 

@@ -27,6 +27,10 @@ class Axes:
     packed: tuple[int, ...] = ()
     """Rows, in the narrow model, of each matrix packed along axis 0; empty if not packed."""
 
+    def unpack(self, tensor: Tensor, width: int = 1) -> tuple[Tensor, ...]:
+        """Split a tensor of a model `width` times as wide as the narrow one into its matrices."""
+        return tensor.split([width * rows for rows in self.packed]) if self.packed else (tensor,)
+
 
 Layout = Mapping[str, Axes]
 

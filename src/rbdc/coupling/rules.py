@@ -7,29 +7,13 @@ distillation tokens and position embeddings. A distillation head is coupled like
 Batch-norm counters are averaged.
 """
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from rbdc.coupling.layout import Axes, Layout
-
-
-def couple_states(
-    first: Mapping[str, Tensor],
-    second: Mapping[str, Tensor],
-    layout: Layout,
-    off_diagonal: Mapping[str, Tensor] | None = None,
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of the wide state dict one at a time, to save memory.
-
-    Off-diagonal blocks are zero, or taken from `off_diagonal`, a wide state dict.
-    """
-    for name, axes in layout.items():
-        background = off_diagonal[name] if off_diagonal else None
-        yield name, couple_tensor(first[name], second[name], axes, background)
+from rbdc.coupling.layout import Axes
 
 
 def couple_tensor(
@@ -37,9 +21,8 @@ def couple_tensor(
 ) -> Tensor:
     """Return the wide tensor built from two narrow ones. The inputs are not changed."""
     if axes.packed:  # Eq. 3: couple q, k and v separately, then pack them again
-        sizes = axes.packed
-        background = off_diagonal.split([2 * n for n in sizes]) if off_diagonal is not None else ()
-        parts = zip_longest(first.split(sizes), second.split(sizes), background)
+        background = axes.unpack(off_diagonal, 2) if off_diagonal is not None else ()
+        parts = zip_longest(axes.unpack(first), axes.unpack(second), background)
         return torch.cat([couple_tensor(a, b, replace(axes, packed=()), c) for a, b, c in parts])
     match axes.scaled:
         case () if first.is_floating_point():  # Eq. 6, bias of a head

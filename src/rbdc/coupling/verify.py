@@ -10,6 +10,7 @@ joint statistics, so its drift is zero.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from timm.layers import GroupNorm1, LayerNorm2d, RmsNorm, RmsNorm2d
@@ -65,13 +66,11 @@ def verify_coupling(
             stack.enter_context(hook)
         split = _outputs(wide, x)
     expected = [_expected(*three) for three in zip(left, right, joint, strict=True)]
+    eps = max(torch.finfo(next(m.parameters()).dtype).eps for m in (first, second, wide))
     return CouplingProof(
         error=_distance(split, expected, expected),
         drift=_distance(joint, split, expected),
-        tolerance=max(
-            TOLERANCE * max(1.0, eps / torch.finfo(torch.float32).eps)
-            for eps in (torch.finfo(next(m.parameters()).dtype).eps for m in (first, second, wide))
-        ),
+        tolerance=TOLERANCE * max(1.0, eps / torch.finfo(torch.float32).eps),
     )
 
 
@@ -115,31 +114,26 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _norms_per_branch(wide: nn.Module, narrow: nn.Module) -> list[RemovableHandle]:
-    """Compute every joint norm of `wide` once per branch, until the hooks are removed.
-
-    Each branch uses the narrow model's norm with the wide model's parameters for that branch.
-    """
+    """Compute every joint norm of `wide` once per branch, until the hooks are removed."""
     return [
-        module.register_forward_hook(_per_branch(counterpart))
+        module.register_forward_hook(partial(_norm_per_branch, counterpart))
         for path, module in wide.named_modules()
         if isinstance(module, _JOINT_NORMS)
         and _size(counterpart := narrow.get_submodule(path)) != _size(module)
     ]
 
 
-def _per_branch(narrow: nn.Module):  # type: ignore[no-untyped-def]
-    def hook(wide: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:
-        axis = 1 if isinstance(wide, _CHANNELS_FIRST) else -1
-        state = wide.state_dict()
-        return torch.cat(
-            [
-                functional_call(narrow, {k: v.chunk(2)[branch] for k, v in state.items()}, (half,))
-                for branch, half in enumerate(inputs[0].chunk(2, dim=axis))
-            ],
-            dim=axis,
-        )
-
-    return hook
+def _norm_per_branch(
+    narrow: nn.Module, wide: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor
+) -> Tensor:
+    """Apply the narrow model's norm to each branch, with the wide model's parameters for it."""
+    axis = 1 if isinstance(wide, _CHANNELS_FIRST) else -1
+    state = wide.state_dict()
+    branches = [
+        functional_call(narrow, {k: v.chunk(2)[branch] for k, v in state.items()}, (half,))
+        for branch, half in enumerate(inputs[0].chunk(2, dim=axis))
+    ]
+    return torch.cat(branches, dim=axis)
 
 
 def _size(norm: nn.Module) -> object:

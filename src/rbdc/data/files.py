@@ -4,7 +4,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -13,7 +13,7 @@ from zlib import crc32
 
 from PIL import Image
 
-from rbdc.data.images import DataSet, check_splits, listed_fingerprint
+from rbdc.data.images import DataSet, ImageSource, check_splits, listed_fingerprint
 from rbdc.errors import DataError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
@@ -82,14 +82,11 @@ def locate_image(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoredImages:
-    """An ImageSource of files or members of tar shards."""
+class StoredImages(ImageSource):
+    """Files or members of tar shards."""
 
     locations: tuple[ImageLocation, ...]
     labels: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.locations)
 
     def read(self, index: int) -> Image.Image:
         return Image.open(BytesIO(self.locations[index].read()), formats=FORMATS)
@@ -99,6 +96,9 @@ class StoredImages:
 
     def suspects(self) -> list[int]:
         return [i for i, location in enumerate(self.locations) if not location.complete]
+
+
+_Labelled = list[tuple[ImageLocation, int]]
 
 
 def split_folders(root: Path) -> tuple[Path, Path] | None:
@@ -114,18 +114,17 @@ def image_folders(root: Path, folders: tuple[Path, Path]) -> DataSet:
     classes = tuple(path.name for path in _folders(folders[0]))
     splits = []
     for folder in folders:
-        locations, labels = [], []
+        found: _Labelled = []
         for entry in _folders(folder):
             if entry.name not in classes:
                 raise DataError(
                     f"{entry} is a class that {folders[0]} lacks",
                     "Both splits must have the same classes.",
                 )
-            images = [locate_image(path) for path in _images(entry)]
-            locations += images
-            labels += [classes.index(entry.name)] * len(images)
-        splits.append(StoredImages(locations=tuple(locations), labels=tuple(labels)))
-    return _data(root, splits[0], splits[1], classes)
+            label = classes.index(entry.name)
+            found += [(locate_image(path), label) for path in _images(entry)]
+        splits.append(found)
+    return _data(root, splits, classes)
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -142,20 +141,19 @@ def _images(folder: Path) -> list[Path]:
     )
 
 
-def _data(root: Path, train: StoredImages, test: StoredImages, classes: tuple[str, ...]) -> DataSet:
-    check_splits(str(root), train, test, classes=len(classes))
+def _data(root: Path, splits: Sequence[_Labelled], classes: tuple[str, ...]) -> DataSet:
+    train, test = (
+        StoredImages(locations=tuple(at for at, _ in split), labels=tuple(n for _, n in split))
+        for split in splits
+    )
     lines = [  # without the path of `root` or any time
         f"{at.path.relative_to(root)}:{at.member} {at.size} {at.ends} {label}"
-        for split in (train, test)
-        for at, label in zip(split.locations, split.labels, strict=True)
+        for split in splits
+        for at, label in split
     ]
-    return DataSet(
-        name=root.name,
-        train=train,
-        test=test,
-        class_names=classes,
-        fingerprint=listed_fingerprint(classes, lines),
-    )
+    check_splits(str(root), train, test, len(classes))
+    found = listed_fingerprint(classes, lines)
+    return DataSet(name=root.name, train=train, test=test, class_names=classes, fingerprint=found)
 
 
 def find_shards(root: Path) -> tuple[list[Path], list[Path]] | None:
@@ -173,8 +171,8 @@ def shards(root: Path, found: tuple[list[Path], list[Path]]) -> DataSet:
     An uncompressed tar file allows random access, so images are shuffled across all shards.
     `classes.txt`, with one line per class, names the classes.
     """
-    train, test = (_index(paths) for paths in found)
-    count = 1 + max((*train.labels, *test.labels), default=-1)
+    splits = [_index(paths) for paths in found]
+    count = 1 + max((label for split in splits for _, label in split), default=-1)
     listed = root / "classes.txt"
     names = tuple(listed.read_text().strip().splitlines()) if listed.exists() else ()
     if names and len(names) < count:
@@ -182,12 +180,11 @@ def shards(root: Path, found: tuple[list[Path], list[Path]]) -> DataSet:
             f"{listed} names {len(names)} classes, but label {count - 1} occurs",
             "Write one line per class.",
         )
-    return _data(root, train, test, names or tuple(map(str, range(count))))
+    return _data(root, splits, names or tuple(map(str, range(count))))
 
 
-def _index(paths: Iterable[Path]) -> StoredImages:
-    locations: list[ImageLocation] = []
-    labels: list[int] = []
+def _index(paths: Iterable[Path]) -> _Labelled:
+    found: _Labelled = []
     for path in paths:
         try:
             images, known = _read_shard(path)
@@ -198,9 +195,8 @@ def _index(paths: Iterable[Path]) -> StoredImages:
                 raise DataError(
                     f"{location} has no label", f"Add {key}.cls, or {key}.json with a label."
                 )
-            locations.append(location)
-            labels.append(known[key])
-    return StoredImages(locations=tuple(locations), labels=tuple(labels))
+            found.append((location, known[key]))
+    return found
 
 
 def _read_shard(path: Path) -> tuple[dict[str, ImageLocation], dict[str, int]]:

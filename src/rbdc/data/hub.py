@@ -9,21 +9,18 @@ from typing import Any
 from PIL import Image
 
 from rbdc.data.files import TEST, TRAIN
-from rbdc.data.images import DataSet, check_splits, listed_fingerprint
+from rbdc.data.images import DataSet, ImageSource, check_splits, listed_fingerprint
 from rbdc.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TableImages:
-    """An ImageSource of the rows of a table."""
+class TableImages(ImageSource):
+    """The rows of a table, which are complete, though an image may still not decode."""
 
     table: Any
     column: str
     labels: tuple[int, ...]
     where: str
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def read(self, index: int) -> Image.Image:
         image: Image.Image | None = self.table[index][self.column]
@@ -33,9 +30,6 @@ class TableImages:
 
     def name(self, index: int) -> str:
         return f"{self.where} row {index}"
-
-    def suspects(self) -> list[int]:
-        return []  # rows of a table are complete, but an image may still not decode
 
 
 def is_saved_table(folder: Path) -> bool:
@@ -74,15 +68,11 @@ def hub_data(name: str, *, download: bool = False) -> DataSet:
             f"{name} has different classes for training and testing",
             "Both splits must have the same classes in the same order.",
         )
-    check_splits(name, train, test, classes=len(classes))
     prints = [f"{images.table._fingerprint} {len(images)}" for images in (train, test)]
-    return DataSet(
-        name=Path(name).name if saved else f"hf:{name}",
-        train=train,
-        test=test,
-        class_names=classes,
-        fingerprint=listed_fingerprint(classes, prints),
-    )
+    short = Path(name).name if saved else f"hf:{name}"
+    check_splits(name, train, test, len(classes))
+    found = listed_fingerprint(classes, prints)
+    return DataSet(name=short, train=train, test=test, class_names=classes, fingerprint=found)
 
 
 @contextmanager

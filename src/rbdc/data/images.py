@@ -1,9 +1,10 @@
 """Data sets: images in memory or decoded on demand, with labels and class names."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from PIL import Image
 from torch import Tensor
@@ -11,16 +12,34 @@ from torch import Tensor
 from rbdc.errors import DataError
 
 
+class ImageSource(ABC):
+    """Images with labels: in memory, files, members of tar shards, or rows of a table."""
+
+    labels: Sequence[int] | Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def read(self, index: int) -> Image.Image:
+        """Return the image. PIL may decode it later, and raises then if it cannot be decoded."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """Return the path of an image, or another name for messages."""
+
+    def suspects(self) -> list[int]:
+        """Return the indices of images that may be damaged; they are decoded before training."""
+        return []
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageSet:
+class ImageSet(ImageSource):
     """Images in memory as uint8 (images, channels, height, width), with their labels."""
 
     images: Tensor
     labels: Tensor
     class_names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def read(self, index: int) -> Image.Image:
         image = self.images[index]
@@ -29,47 +48,20 @@ class ImageSet:
     def name(self, index: int) -> str:
         return f"image {index}"
 
-    def suspects(self) -> list[int]:
-        return []
-
-
-class ImageSource(Protocol):
-    """Images that are read on demand: files, members of tar shards, or rows of a table."""
-
-    @property
-    def labels(self) -> "Sequence[int] | Tensor": ...
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: int) -> Image.Image:
-        """Return the image. PIL may decode it later, and raises then if it cannot be decoded."""
-
-    def name(self, index: int) -> str:
-        """Return the path of an image, or another name for messages."""
-
-    def suspects(self) -> list[int]:
-        """Return the indices of images that may be damaged; they are decoded before training."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SomeImages:
+class SomeImages(ImageSource):
     """The images of `source` that have these indices."""
 
     source: ImageSource
     indices: tuple[int, ...]
     labels: tuple[int, ...]
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
     def read(self, index: int) -> Image.Image:
         return self.source.read(self.indices[index])
 
     def name(self, index: int) -> str:
         return self.source.name(self.indices[index])
-
-    def suspects(self) -> list[int]:
-        return []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +96,8 @@ class DataSet:
 
 def memory_data(name: str, train: ImageSet, test: ImageSet) -> DataSet:
     """Return a data set of two image sets. The fingerprint covers every byte."""
-    digest = hashlib.sha256("\0".join(train.class_names).encode(errors="surrogateescape"))
+    classes = train.class_names
+    digest = hashlib.sha256("\0".join(classes).encode(errors="surrogateescape"))
     for split in (train, test):
         if len(split.images) != len(split.labels):
             raise DataError(
@@ -114,14 +107,9 @@ def memory_data(name: str, train: ImageSet, test: ImageSet) -> DataSet:
         digest.update(str(tuple(split.images.shape)).encode())
         digest.update(split.images.contiguous().numpy().data)
         digest.update(split.labels.numpy().data)
-    check_splits(name, train, test, classes=len(train.class_names))
-    return DataSet(
-        name=name,
-        train=train,
-        test=test,
-        class_names=train.class_names,
-        fingerprint=digest.hexdigest(),
-    )
+    check_splits(name, train, test, len(classes))
+    found = digest.hexdigest()
+    return DataSet(name=name, train=train, test=test, class_names=classes, fingerprint=found)
 
 
 def listed_fingerprint(class_names: Sequence[str], lines: Sequence[str]) -> str:
@@ -132,7 +120,7 @@ def listed_fingerprint(class_names: Sequence[str], lines: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def check_splits(name: str, train: ImageSource, test: ImageSource, *, classes: int) -> None:
+def check_splits(name: str, train: ImageSource, test: ImageSource, classes: int) -> None:
     """Refuse a split without images, or a label that is not a class index."""
     for split, images in (("training", train), ("test", test)):
         if not len(images):

@@ -8,23 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision.datasets import CIFAR10, CIFAR100, FashionMNIST
 
 from rbdc.data.images import DataSet, ImageSet, memory_data
 from rbdc.errors import DataError
 
-CLASS_NAMES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+CLASS_NAMES = tuple(FashionMNIST.classes)
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # apt install dataset-fashion-mnist
+_CIFAR = {10: CIFAR10, 100: CIFAR100}
 _DOWNLOAD = "Allow the download (--data-download), or give the folder that contains it."
 
 
@@ -53,8 +44,6 @@ def fashion_mnist(folder: Path, *, download: bool = False) -> DataSet:
     """Open Fashion-MNIST: 60,000 training and 10,000 test images, 28 x 28."""
     path = has_fashion_mnist(folder) or has_fashion_mnist(DEBIAN)
     if path is None and download:
-        from torchvision.datasets import FashionMNIST
-
         try:
             FashionMNIST(str(folder), download=True)
         except (RuntimeError, OSError) as error:
@@ -75,8 +64,8 @@ def fashion_mnist(folder: Path, *, download: bool = False) -> DataSet:
 
 def has_cifar(folder: Path) -> int | None:
     """Return 10 or 100 if `folder` contains that CIFAR in torchvision's layout, else None."""
-    names = {10: "cifar-10-batches-py", 100: "cifar-100-python"}
-    return next((classes for classes, name in names.items() if (folder / name).is_dir()), None)
+    found = (n for n, source in _CIFAR.items() if (folder / source.base_folder).is_dir())
+    return next(found, None)
 
 
 def cifar(classes: int, folder: Path, *, download: bool = False) -> DataSet:
@@ -84,24 +73,20 @@ def cifar(classes: int, folder: Path, *, download: bool = False) -> DataSet:
 
     The files are in torchvision's layout. torchvision checks their MD5 before it unpickles them.
     """
-    from torchvision.datasets import CIFAR10, CIFAR100
-
-    source = {10: CIFAR10, 100: CIFAR100}[classes]
+    source = _CIFAR[classes]
     try:
         splits = [source(str(folder), train=train, download=download) for train in (True, False)]
     except (RuntimeError, OSError) as error:  # missing files, wrong MD5, or no network
         raise DataError(f"CIFAR-{classes} cannot be read in {folder}: {error}", _DOWNLOAD) from None
-    return memory_data(
-        f"cifar{classes}",
-        *(
-            ImageSet(
-                images=torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous(),
-                labels=torch.tensor(split.targets),
-                class_names=tuple(split.classes),
-            )
-            for split in splits
-        ),
+    train, test = (
+        ImageSet(
+            images=torch.from_numpy(split.data).permute(0, 3, 1, 2).contiguous(),
+            labels=torch.tensor(split.targets),
+            class_names=tuple(split.classes),
+        )
+        for split in splits
     )
+    return memory_data(f"cifar{classes}", train, test)
 
 
 def read_idx(folder: Path, name: str, *, axes: int) -> Tensor:

@@ -95,7 +95,7 @@ def _without_bad(data: DataSet, skip: bool, *, every: bool) -> DataSet:
             "Remove or replace these images, or leave them out with --skip-bad.",
         )
     train, test = _without(data.train, bad[0]), _without(data.test, bad[1])
-    check_splits(data.name, train, test, classes=len(data.class_names))
+    check_splits(data.name, train, test, len(data.class_names))
     return replace(
         data,
         train=train,

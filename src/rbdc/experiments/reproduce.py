@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from rbdc.data import DataSet
+from rbdc.data import DataSet, ImageSource
 from rbdc.errors import RecipeError, nearest
 from rbdc.experiments.compare import Comparison, ComparisonSpec, prepare_comparison
 from rbdc.growth import Setting
@@ -113,7 +113,7 @@ def _published(case: Case, spec: ComparisonSpec) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outline:
+class _Outline(ImageSource):
     """A number of images that nobody will read."""
 
     count: int
@@ -127,9 +127,6 @@ class _Outline:
 
     def name(self, index: int) -> str:
         return str(index)
-
-    def suspects(self) -> list[int]:
-        return []
 
 
 def imagenet_outline() -> DataSet:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from rbdc.growth.protocol import Protocol, Setting, Trial
 from rbdc.jobs.grow import GrowJob
-from rbdc.jobs.job import Node
 from rbdc.jobs.method import Grown, GrowthContext, Method, Parent
-from rbdc.models import ModelSpec, check_steps
+from rbdc.models import ModelSpec
 
 
 class MeanOfLogits(nn.Module):
@@ -37,10 +36,6 @@ class Ensemble(Protocol, Method):
     name: ClassVar[str] = "ensemble"
     summary: ClassVar[str] = "two narrow models, half of the budget each; the mean of their logits"
 
-    def check(self, setting: Setting) -> None:
-        """Refuse a model that has no half width."""
-        check_steps(setting.model, 1)
-
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
         """Return two equal trainings, and the ensemble as the target."""
         epochs = budget * setting.baseline_cost / (2 * setting.forward_flops(0.5))
@@ -49,12 +44,7 @@ class Ensemble(Protocol, Method):
             for name in ("1.0", "1.1")
         }
         target = GrowJob(model=setting.model, parents=tuple(members.values()), method=self)
-        return Trial(
-            nodes=(
-                *(Node(name=name, level=1, job=job) for name, job in members.items()),
-                Node(name="target", level=0, job=target),
-            )
-        )
+        return Trial.of({**members, "target": target})
 
     def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:  # noqa: ARG002
         """Return both parents in the place of the wide model."""

@@ -24,6 +24,7 @@ What the paper leaves open:
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -37,10 +38,9 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from rbdc.coupling import class_names, set_class_names
-from rbdc.data import Batch
 from rbdc.errors import ModelError
 from rbdc.growth.protocol import OneParent
-from rbdc.growth.units import Inner, Units, units_of
+from rbdc.growth.units import Inner, Units, along, units_of
 from rbdc.jobs.method import Grown, GrowthContext, Parent
 from rbdc.models import ModelSpec, build_empty, build_meta
 from rbdc.models.coupled import noise_image
@@ -102,20 +102,18 @@ class GradMax(OneParent):
         result = {}
         for name, tensor in model.state_dict().items():
             path, _, attribute = name.rpartition(".")
-            module, input_axis = model.get_submodule(path), units.input_axes[name]
-            axes = [(number, axis) for number, axis in enumerate(units.axes[name]) if axis]
-            for number, axis in axes:
-                if units.layer_norm and axis.group == "stream" and number != input_axis:
+            module, input_axis = model.get_submodule(path), units.layout[name].input_axis
+            axes = [(number, group) for number, group in enumerate(units.axes[name]) if group]
+            for number, group in axes:
+                if units.layer_norm and group == "stream" and number != input_axis:
                     tensor = _half_of_stream(module, tensor, number, attribute)
-            for number, axis in reversed(axes):
+            for number, _group in reversed(axes):
                 if number == input_axis:
                     new = _outgoing(tensor, self.scale, best.get(name), draw)
                 else:
                     new = self._incoming(module, path, tensor, attribute)
-                pairs = zip(
-                    *(half.chunk(axis.parts, number) for half in (tensor, new)), strict=True
-                )
-                tensor = torch.cat([part for pair in pairs for part in pair], number)
+                halves = [units.by_unit(half, name, number) for half in (tensor, new)]
+                tensor = torch.cat(halves, number + 1).flatten(number, number + 2)
             result[name] = tensor
         return result
 
@@ -143,9 +141,8 @@ def directions(matrix: Tensor, count: int, draw: torch.Generator) -> Tensor:
     _left, strengths, right = torch.linalg.svd(matrix, full_matrices=False)
     negligible = strengths[0] * max(matrix.shape) * torch.finfo(matrix.dtype).eps
     rank = int((strengths > negligible).sum())
-    turn = (
-        right[:rank] if rank else _rotation(matrix.shape[1], draw)
-    )  # no gradient: any are optimal
+    # without any gradient, all directions are optimal
+    turn = right[:rank] if rank else _rotation(matrix.shape[1], draw)
     further = (_rotation(len(turn), draw) @ turn for _ in range((count - 1) // len(turn)))
     return torch.cat([turn, *further])[:count]
 
@@ -163,44 +160,35 @@ def matrices_of(
     `model` is in eval mode, so that norm statistics are frozen.
     """
     total: dict[str, Tensor] = {}
-    for batch in context.batches():
-        for pair, one in zip(inner, _of_batch(model, inner, context, batch), strict=True):
-            total[pair.group] = total[pair.group] + one if pair.group in total else one
-    assert total, "GradMax needs a batch to look at"
-    return total
-
-
-def _of_batch(
-    model: nn.Module, inner: Sequence[Inner], context: GrowthContext, batch: Batch
-) -> list[Tensor]:
-    """Return M of each group for one batch, from the layers' inputs and output gradients."""
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
 
     def note(path: str, _module: nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
         inputs[path], outputs[path] = arguments[0].detach(), output
 
-    hooks = [
-        model.get_submodule(path).register_forward_hook(partial(note, path))
-        for path in {path for pair in inner for path in (pair.first, pair.second)}
-    ]
-    try:
-        loss = context.loss(model, batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    deltas = torch.autograd.grad(loss, [outputs[pair.second] for pair in inner])
-    result = []
-    with torch.no_grad():
-        for pair, delta in zip(inner, deltas, strict=True):
-            first, second = (model.get_submodule(path) for path in (pair.first, pair.second))
-            owner, x = model.get_submodule(pair.first.rpartition(".")[0]), inputs[pair.first]
-            if isinstance(first, nn.Conv2d) and isinstance(second, nn.Conv2d):
-                result.append(_of_convolutions(first, second, x, delta, inputs[pair.second].shape))
-            else:
-                mixed = _mixed(owner, x) if isinstance(owner, Attention) else x[:, None]
-                result.append(torch.einsum("bh...i,b...o->hio", mixed, delta))
-    return result
+    with ExitStack() as hooks:
+        for path in {path for pair in inner for path in (pair.first, pair.second)}:
+            layer = model.get_submodule(path)
+            hooks.enter_context(layer.register_forward_hook(partial(note, path)))
+        for batch in context.batches():
+            loss = context.loss(model, batch)
+            deltas = torch.autograd.grad(loss, [outputs[pair.second] for pair in inner])
+            for pair, delta in zip(inner, deltas, strict=True):
+                one = _matrix(model, pair, inputs, delta)
+                total[pair.group] = total[pair.group] + one if pair.group in total else one
+    assert total, "GradMax needs a batch to look at"
+    return total
+
+
+@torch.no_grad()
+def _matrix(model: nn.Module, pair: Inner, inputs: Mapping[str, Tensor], delta: Tensor) -> Tensor:
+    """Return M of a group for one batch, from the layers' inputs and the gradient `delta`."""
+    first, second = (model.get_submodule(path) for path in (pair.first, pair.second))
+    x, owner = inputs[pair.first], model.get_submodule(pair.first.rpartition(".")[0])
+    if isinstance(first, nn.Conv2d) and isinstance(second, nn.Conv2d):
+        return _of_convolutions(first, second, x, delta, inputs[pair.second].shape)
+    mixed = _mixed(owner, x) if isinstance(owner, Attention) else x[:, None]
+    return torch.einsum("bh...i,b...o->hio", mixed, delta)
 
 
 def _mixed(attention: Any, x: Tensor) -> Tensor:
@@ -244,7 +232,7 @@ def _without_layer_scale(model: Any) -> Any:
             if isinstance(scale, LayerScale):
                 with torch.no_grad():
                     for tensor in layer.parameters():
-                        tensor.mul_(scale.gamma.view(-1, *[1] * (tensor.ndim - 1)))
+                        tensor.mul_(along(scale.gamma, tensor, 0))
                     scale.gamma.fill_(1)
     return model
 

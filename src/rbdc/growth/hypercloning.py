@@ -30,7 +30,7 @@ class HyperCloning(Replication):
     def perturb(self, model: nn.Module, units: Units, seed: int) -> None:
         """Add noise to the first half of a layer's columns and subtract it from the second."""
         for name, weight in model.state_dict().items():
-            column = units.input_axes[name]
+            column = units.layout[name].input_axis
             if column is None or units.axes[name][column] is None:
                 continue  # not a layer's weight, or its input is the image, which is not doubled
             first, second = weight.chunk(2, dim=column)

@@ -10,7 +10,7 @@ layer's scale, and logits are averaged.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,10 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from rbdc.coupling import couple, couple_tensor, layout_of
 from rbdc.coupling.layout import heads_of
-from rbdc.errors import PlanError
 from rbdc.growth.protocol import MEMBER_EPOCHS, WIDE_EPOCHS, Protocol, Setting, Trial
 from rbdc.jobs.grow import GrowJob
-from rbdc.jobs.job import Node
 from rbdc.jobs.method import NOT_IN_KEY, Grown, GrowthContext, Method, Parent, SavedForGrowth
-from rbdc.jobs.train import TrainJob
-from rbdc.models import ModelSpec, build_empty, check_steps, halves_layout, spec_of
+from rbdc.models import ModelSpec, build_empty, halves_layout, spec_of
 from rbdc.models.build import PARAMETRIZATIONS
 from rbdc.settings import Recipe
 from rbdc.training.task import Parametrization
@@ -41,6 +38,7 @@ class MixtureGrowth(Protocol, Method):
     name: ClassVar[str] = "mixture-growth"
     summary: ClassVar[str] = "two narrow models of templates; what is new in the wide mixes them"
     words: ClassVar[str] = "ratio: equal members and a full schedule for the wide model"
+    example: ClassVar[str] = ":ratio"
     saved_for_growth: ClassVar[SavedForGrowth] = "model"
     templates: int = 2
     """Templates per weight."""
@@ -50,17 +48,11 @@ class MixtureGrowth(Protocol, Method):
     """Use the setting's ratio of epochs and the whole recipe, not the published schedule."""
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> Self:
-        """Return the protocol, with the setting's ratio if the word says so."""
-        if list(words) not in ([], ["ratio"]):
-            raise PlanError(
-                f"{cls.name} got {':'.join(words)}, expected {cls.words}", f"Say {cls.name}:ratio."
-            )
-        return cls(ratio=bool(words))
-
-    def check(self, setting: Setting) -> None:
-        """Refuse a model that has no half width."""
-        check_steps(setting.model, 1)
+    def option(cls, word: str) -> tuple[str, Any]:
+        """Read the only option: take the setting's ratio."""
+        if word != "ratio":
+            raise ValueError(word)
+        return "ratio", True
 
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
         """Return the members' trainings, the growth and the wide model's training."""
@@ -68,34 +60,23 @@ class MixtureGrowth(Protocol, Method):
         narrow, wide = setting.forward_flops(0.5), setting.forward_flops()
         cost = narrow * (shares[0] + shares[1]) + wide * shares[2]
         epochs = [share * budget * setting.baseline_cost / cost for share in shares]
-        members = self._members(setting, seed, epochs)
-        grown = GrowJob(model=setting.model, parents=members, method=self)
-        recipe = setting.recipe if self.ratio else published_recipe(setting.recipe)
-        target = setting.training("target", seed, epochs[2], recipe=recipe, initial=grown)
-        return Trial(
-            nodes=(
-                *(Node(name=f"1.{i}", level=1, job=member) for i, member in enumerate(members)),
-                Node(name=f"{self.name} target", level=0, job=grown),
-                Node(name="target", level=0, job=target),
-            )
-        )
-
-    def _members(
-        self, setting: Setting, seed: int, epochs: Sequence[float]
-    ) -> tuple[TrainJob, ...]:
-        """Return the members' trainings; a shorter second one truncates the first's schedule."""
-        return tuple(
-            setting.training(
+        members = {
+            f"1.{index}": setting.training(
                 f"1.{index}",
                 seed,
-                epochs[index],
+                own,
                 model=setting.narrow,
-                schedule_epochs=epochs[0] if epochs[index] < epochs[0] else None,
+                # a shorter second member truncates the first's schedule
+                schedule_epochs=epochs[0] if own < epochs[0] else None,
                 parametrization=Templates(count=self.templates),
                 saved_for_growth=self.saved_for_growth,
             )
-            for index in (0, 1)
-        )
+            for index, own in enumerate(epochs[:2])
+        }
+        grown = GrowJob(model=setting.model, parents=tuple(members.values()), method=self)
+        recipe = setting.recipe if self.ratio else published_recipe(setting.recipe)
+        target = setting.training("target", seed, epochs[2], recipe=recipe, initial=grown)
+        return Trial.of({**members, f"{self.name} target": grown, "target": target})
 
     def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:  # noqa: ARG002
         """Couple the members, then fill the off-diagonal blocks of layers that have templates."""

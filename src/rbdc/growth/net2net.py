@@ -27,10 +27,9 @@ class Net2Net(Replication):
         chosen = {}
         for name, group in units.groups.items():
             n, draws = group.units, generator(seed, "units", name)
-            new = (
-                torch.randperm(n, generator=draws)
-                if units.layer_norm
-                else torch.randint(n, (n,), generator=draws)
-            )
+            if units.layer_norm:
+                new = torch.randperm(n, generator=draws)
+            else:
+                new = torch.randint(n, (n,), generator=draws)
             chosen[name] = torch.cat([torch.arange(n), new])
         return chosen

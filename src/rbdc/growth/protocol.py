@@ -6,7 +6,7 @@ models are among them: every protocol pays for its parents.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from rbdc.data import DataSet, ImageFormat, derive_seed
 from rbdc.errors import PlanError
 from rbdc.jobs.grow import GrowJob
-from rbdc.jobs.job import Node
+from rbdc.jobs.job import Job, Node
 from rbdc.jobs.method import NOT_IN_KEY, Method, SavedForGrowth
 from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, check_steps
@@ -147,6 +147,12 @@ class Trial:
     plan: Plan | None = None
     """The stages, where the protocol has planned them."""
 
+    @classmethod
+    def of(cls, jobs: Mapping[str, Job]) -> Self:
+        """Return the trial of jobs by name; those of narrow models are named 1.0, 1.1."""
+        levels = {name: int(name.startswith("1.")) for name in jobs}
+        return cls(nodes=tuple(Node(name=k, level=levels[k], job=job) for k, job in jobs.items()))
+
     @property
     def target(self) -> Node:
         """The node of the model that is judged."""
@@ -162,18 +168,36 @@ class Protocol(ABC):
     """What the protocol does, in one line."""
     words: ClassVar[str] = ""
     """What may follow the name after colons, in one line; empty for no options."""
+    example: ClassVar[str] = ""
+    """Such options with their colons, for error messages."""
+    halvings: ClassVar[int] = 1
+    """How many times the width of the model must be halved."""
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Self:
         """Return the protocol with the options that follow its name."""
-        if words:
-            raise PlanError(
-                f"{cls.name} takes no options, and got {':'.join(words)}", f"Say {cls.name}."
-            )
-        return cls()
+        options: dict[str, Any] = {}
+        for word in words:
+            try:
+                name, value = cls.option(word)
+                if name in options:
+                    raise ValueError(f"{name} is given twice")
+                options[name] = value
+            except (KeyError, ValueError):
+                raise PlanError(
+                    f"{cls.name} got {word!r}, expected {cls.words or 'no options'}",
+                    f"For example {cls.name}{cls.example}.",
+                ) from None
+        return cls(**options)
 
-    def check(self, setting: Setting) -> None:  # noqa: B027 - some protocols fit every model
+    @classmethod
+    def option(cls, word: str) -> tuple[str, Any]:
+        """Return the field that a word sets, and its value; raise ValueError or KeyError."""
+        raise ValueError(f"{word} is no option of {cls.name}")
+
+    def check(self, setting: Setting) -> None:
         """Refuse a model that the protocol does not fit, with the reason."""
+        check_steps(setting.model, self.halvings)
 
     @abstractmethod
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
@@ -187,32 +211,24 @@ class OneParent(Protocol, Method):
     words: ClassVar[str] = (
         "the wide model's epochs over its parent's: a number, paper, or single-parent"
     )
+    example: ClassVar[str] = ":0.5"
     search: ClassVar[float] = 0.0
     """Training images that `grow` looks at, as a fraction of those the wide model trains on."""
     ratio: float | None = field(default=None, metadata=NOT_IN_KEY)
     """Epochs of the wide model over its parent's; None takes the setting's."""
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> Self:
-        """Return the protocol with its ratio: a number, or the name of a published one."""
+    def option(cls, word: str) -> tuple[str, Any]:
+        """Read the ratio: a number, or the name of a published one."""
         known = {
             "paper": WIDE_EPOCHS / sum(MEMBER_EPOCHS),
             "single-parent": SINGLE_PARENT_EPOCHS / MEMBER_EPOCHS[0],
         }
-        if not words:
-            return cls()
-        try:
-            (word,) = words
-            return cls(ratio=known[word] if word in known else float(word))
-        except ValueError:  # several words, or no number
-            raise PlanError(
-                f"{cls.name} got {':'.join(words)}, expected {cls.words}",
-                f"For example {cls.name}:0.5.",
-            ) from None
+        return "ratio", known[word] if word in known else float(word)
 
     def check(self, setting: Setting) -> None:
         """Refuse a model that has no half width or that the method cannot widen."""
-        check_steps(setting.model, 1)
+        super().check(setting)
         self.check_model(setting.model)
 
     def check_model(self, wide: ModelSpec) -> None:
@@ -237,10 +253,4 @@ class OneParent(Protocol, Method):
             images=steps * setting.recipe.batch_size,
         )
         target = setting.training("target", seed, wide_epochs, initial=grown)
-        return Trial(
-            nodes=(
-                Node(name="1.0", level=1, job=parent),
-                Node(name=f"{self.name} target", level=0, job=grown),
-                Node(name="target", level=0, job=target),
-            )
-        )
+        return Trial.of({"1.0": parent, f"{self.name} target": grown, "target": target})

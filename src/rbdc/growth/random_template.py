@@ -47,9 +47,5 @@ def fill(wide: Tensor, narrow: Tensor, axes: Axes) -> None:
 
     Packed parts may differ in size.
     """
-    parts = [(wide, narrow)]
-    if axes.packed:
-        halves = narrow.split(axes.packed)
-        parts = list(zip(wide.split([2 * len(half) for half in halves]), halves, strict=True))
-    for part, block in parts:
+    for part, block in zip(axes.unpack(wide, 2), axes.unpack(narrow), strict=True):
         part[tuple(slice(size) for size in block.shape)].copy_(block)

@@ -9,18 +9,18 @@ continues after a short warm-up, and only the target anneals.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from rbdc.coupling import Layout, OffDiagonal, couple, couple_moments, layout_of, verify_coupling
+from rbdc.coupling import OffDiagonal, couple_moments, layout_of
 from rbdc.data import derive_seed
-from rbdc.errors import CouplingError, PlanError, RecipeError
+from rbdc.errors import RecipeError
 from rbdc.growth.protocol import BatchesName, Protocol, Setting, TransitionName, Trial
 from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.job import Node
-from rbdc.jobs.method import Grown, GrowthContext, Method, Parent, SavedForGrowth, State
+from rbdc.jobs.method import Grown, GrowthContext, Method, Parent, SavedForGrowth
 from rbdc.jobs.train import TrainJob
-from rbdc.models import ModelSpec, build, build_empty, check_steps
-from rbdc.models.coupled import noise_image
+from rbdc.models import ModelSpec, check_steps
+from rbdc.models.coupled import couple_verified
 from rbdc.plan import Plan, make_plan
 from rbdc.settings import Extent
 
@@ -47,37 +47,17 @@ class Coupling(Method):
     def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
         """Couple the parents, and prove that the wide model is their mean."""
         first, second = (parent.model for parent in parents)
-        into = build(wide) if self.off_diagonal == "random" else build_empty(wide)
-        model = couple(
-            first,
-            second,
-            into=into,
-            off_diagonal=self.off_diagonal,
-            seed=context.seed,
-            allow_inexact=self.allow_inexact,
-        )
-        proof = verify_coupling(first, second, model, noise_image(model))
-        if not (proof.holds or self.allow_inexact or self.off_diagonal == "random"):
-            raise CouplingError(
-                f"the coupled {wide} is {proof.error:.1e} off the mean of its parents",
-                "Its layers cannot be kept apart by width; allow an inexact coupling to go on.",
-            )
+        options = {"seed": context.seed, "allow_inexact": self.allow_inexact}
+        model, record = couple_verified(first, second, wide, self.off_diagonal, **options)
         optimizer = None
         if self.carries:
             left, right = (parent.saved_for_growth for parent in parents)
             assert left and right, "parents of a carrying coupling save their optimizer state"
-            optimizer = carried_optimizer(left, right, layout_of(first, model))
-        record = {"proof_error": proof.error, "norm_drift": proof.drift, "exact": proof.holds}
+            own = ("lr", "initial_lr")  # the rate is the wide model's own
+            groups = [{k: v for k, v in one.items() if k not in own} for one in left[1]["groups"]]
+            moments = couple_moments(left[0], right[0], layout_of(first, model))
+            optimizer = moments, {**left[1], "groups": groups}
         return Grown(model=model, optimizer=optimizer, record=record)
-
-
-def carried_optimizer(first: State, second: State, layout: Layout) -> State:
-    """Couple two optimizer states into the one that the wide model's optimizer starts with."""
-    groups = [  # the rate is the wide model's own
-        {key: value for key, value in group.items() if key not in ("lr", "initial_lr")}
-        for group in first[1]["groups"]
-    ]
-    return couple_moments(first[0], second[0], layout), {**first[1], "groups": groups}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +71,7 @@ class Rbdc(Protocol):
         "off-diagonal blocks; r=RATIO; "
         "lr=FACTOR for narrow models' learning rate over that of twice their width"
     )
+    example: ClassVar[str] = ":2:carry"
     steps: int = 1
     transition: tuple[TransitionName, ...] = ()
     """One for all couplings, or one per level from the leaves up; empty: the setting's."""
@@ -106,23 +87,18 @@ class Rbdc(Protocol):
     rounded to whole ones there."""
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> Self:
-        """Read the options after the name, such as 2:carry."""
-        options: dict[str, Any] = {}
-        for word in words:
-            if word in ("restart", "carry"):
-                options["transition"] = (word,)
-            elif word in ("shared", "separate"):
-                options["batches"] = word
-            elif word == "random":
-                options["off_diagonal"] = "random"
-            elif word.startswith("r="):
-                options["ratio"] = _number(cls, word, word.removeprefix("r="))
-            elif word.startswith("lr="):
-                options["narrow_lr"] = _number(cls, word, word.removeprefix("lr="))
-            else:
-                options["steps"] = int(_number(cls, word, word if word.isdigit() else ""))
-        return cls(**options)
+    def option(cls, word: str) -> tuple[str, Any]:
+        """Read one option, such as 2, carry or r=0.5."""
+        if word in ("restart", "carry"):
+            return "transition", (word,)
+        if word in ("shared", "separate"):
+            return "batches", word
+        if word == "random":
+            return "off_diagonal", word
+        if word.isdigit():
+            return "steps", int(word)
+        name, _, number = word.partition("=")
+        return {"r": "ratio", "lr": "narrow_lr"}[name], float(number)
 
     def check(self, setting: Setting) -> None:
         """Refuse a model that cannot be halved so often."""
@@ -197,9 +173,7 @@ class Rbdc(Protocol):
             )
         return [
             Coupling(
-                transition=name,
-                off_diagonal=self.off_diagonal,
-                allow_inexact=setting.allow_inexact,
+                transition=name, off_diagonal=self.off_diagonal, allow_inexact=setting.allow_inexact
             )
             for name in (names * steps if len(names) == 1 else names[:steps])
         ]
@@ -221,12 +195,3 @@ class Rbdc(Protocol):
             warmup = extent.shorter(warmup, setting.carry_warmup_epochs)
         own = replace(recipe, lr=rate) if rate != recipe.learning_rate else recipe
         return {"recipe": own, "warmup_epochs": warmup}
-
-
-def _number(cls: type[Rbdc], word: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise PlanError(
-            f"{cls.name} got {word!r}, expected {cls.words}", "For example rbdc:2:carry."
-        ) from None

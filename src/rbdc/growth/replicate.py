@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rbdc.coupling import verify_coupling
 from rbdc.data.randomness import generator
 from rbdc.growth.protocol import OneParent
-from rbdc.growth.units import Units, units_of
+from rbdc.growth.units import Units, along, units_of
 from rbdc.jobs.method import Grown, GrowthContext, Parent
 from rbdc.models import ModelSpec, build_empty
 from rbdc.models.coupled import noise_image
@@ -38,12 +38,11 @@ class Replication(OneParent):
     def perturb(self, model: nn.Module, units: Units, seed: int) -> None:
         """Add noise to the incoming weights of new units, the second half of each group."""
         for name, weight in model.state_dict().items():
-            out_axis = units.axes[name][0] if units.input_axes[name] is not None else None
-            if out_axis is None:
+            if units.written(name) is None:
                 continue  # a norm, a token, a bias; or a head, whose outputs are not new
             std, draws = self.noise * weight.std(), generator(seed, "noise", name)
-            for part in weight.chunk(out_axis.parts):
-                new = part[len(part) // 2 :]
+            for part in units.by_unit(weight, name, 0):
+                new = part[len(part) // 2 :].flatten(0, 1)
                 new += std * torch.randn(new.shape, generator=draws)
 
     def check_model(self, wide: ModelSpec) -> None:
@@ -72,16 +71,14 @@ def replicate(
     """
     state = {}
     for name, tensor in parent.state_dict().items():
-        for number, axis in enumerate(units.axes[name]):
-            if axis is None:
+        for number, group in enumerate(units.axes[name]):
+            if group is None:
                 continue
-            index = units.index(axis, maps[axis.group])
-            tensor = tensor.index_select(number, index)
-            if number == units.input_axes[name]:
-                copies = index.bincount()[index]
-                tensor = tensor / copies.view(
-                    [-1 if k == number else 1 for k in range(tensor.ndim)]
-                )
+            index = maps[group]
+            tensor = units.by_unit(tensor, name, number).index_select(number + 1, index)
+            if number == units.layout[name].input_axis:
+                tensor = tensor / along(index.bincount()[index], tensor, number + 1)
+            tensor = tensor.flatten(number, number + 2)
         state[name] = tensor
     model = build_empty(wide)
     model.load_state_dict(state)

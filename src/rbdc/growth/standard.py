@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rbdc.growth.protocol import Protocol, Setting, Trial
-from rbdc.jobs.job import Node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,8 +12,9 @@ class Standard(Protocol):
 
     name: ClassVar[str] = "standard"
     summary: ClassVar[str] = "the wide model alone, from its random initialisation"
+    halvings: ClassVar[int] = 0
 
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
         """Return one training from a random initialisation."""
         job = setting.training("target", seed, budget * setting.baseline_epochs)
-        return Trial(nodes=(Node(name="target", level=0, job=job),))
+        return Trial.of({"target": job})

@@ -10,14 +10,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from timm.layers import Attention, EcaModule, LayerScale, Mlp
+from timm.layers import Attention, EcaModule, Mlp
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from rbdc.coupling import Layout
 from rbdc.errors import ModelError
 from rbdc.models import ModelSpec, build_meta, halves_layout
+
+GroupAxes = tuple[str | None, ...]
+"""The group along each axis of a tensor; None for classes, colours, kernels and positions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,32 +45,35 @@ class Inner:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Axis:
-    """The group along an axis of a tensor."""
-
-    group: str
-    parts: int = 1
-    """Consecutive repeats of the group: a packed qkv weight has three."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Units:
     """The groups of a model, and their axes in its tensors."""
 
+    layout: Layout
     groups: Mapping[str, Group]
-    axes: Mapping[str, tuple[Axis | None, ...]]
-    """Axes of each tensor; None for axes without a group: classes, colours, kernels, positions."""
+    axes: Mapping[str, GroupAxes]
     inner: tuple[Inner, ...]
-    input_axes: Mapping[str, int | None]
-    """The axis of each tensor that a layer's input is multiplied with; None for other tensors."""
     layer_norm: bool
     """Whether layer norms normalise streams over their channels."""
 
-    def index(self, axis: Axis, chosen: Tensor) -> Tensor:
-        """Return the indices of the chosen units' channels along an axis of the narrow model."""
-        group = self.groups[axis.group]
-        one = (chosen[:, None] * group.channels + torch.arange(group.channels)).flatten()
-        return torch.cat([one + part * group.units * group.channels for part in range(axis.parts)])
+    def written(self, name: str) -> str | None:
+        """Return the group that a layer's weight writes; None for other tensors and for heads."""
+        return self.axes[name][0] if self.layout[name].input_axis is not None else None
+
+    def by_unit(self, tensor: Tensor, name: str, number: int) -> Tensor:
+        """Unflatten an axis of the named tensor into packed parts, units and a unit's channels.
+
+        A packed qkv weight has three parts, other tensors have one.
+        """
+        group = self.axes[name][number]
+        assert group is not None, f"axis {number} of {name} has no units"
+        parts = (len(self.layout[name].packed) or 1) if number == 0 else 1
+        units: Tensor = tensor.unflatten(number, (parts, -1, self.groups[group].channels))
+        return units
+
+
+def along(values: Tensor, tensor: Tensor, axis: int) -> Tensor:
+    """Reshape one value per entry of an axis so that it broadcasts over the tensor."""
+    return values.view([-1 if number == axis else 1 for number in range(tensor.ndim)])
 
 
 def units_of(narrow: ModelSpec) -> Units:
@@ -84,24 +90,29 @@ def units_of(narrow: ModelSpec) -> Units:
             f"the units of a {type(model).__name__} are not known",
             "growth/units.py lists those of ResNets and vision transformers.",
         )
-    state = model.state_dict()
-    axes: dict[str, tuple[Axis | None, ...]] = {}
+    axes: dict[str, GroupAxes] = {}
     groups: dict[str, Group] = {}
-    for name, tensor in state.items():
-        layer_axes = layers.get(name) or layers.get(name.rpartition(".")[0])
-        axes[name] = _axes(tensor, layout[name].scaled, layer_axes, name, narrow)
-        for number, axis in enumerate(axes[name]):
-            if axis is not None:
-                channels = model.blocks[0].attn.head_dim if axis.group.endswith("heads") else 1
-                units = tensor.shape[number] // axis.parts // channels
-                group = Group(units=units, channels=channels)
-                assert groups.setdefault(axis.group, group) == group, f"{name}: {group}"
-    input_axes = {name: layout[name].input_axis for name in state}
+    for name, tensor in model.state_dict().items():
+        scaled, input_axis = layout[name].scaled, layout[name].input_axis
+        out, into = layers.get(name) or layers.get(name.rpartition(".")[0]) or (None, None)
+        own = {number: into if number == input_axis else out for number in scaled}
+        axes[name] = tuple(own.get(number) for number in range(tensor.ndim))
+        for number, group in own.items():
+            if group is None:
+                raise ModelError(
+                    f"{narrow} has {name}, and which of its units belong together is not known",
+                    "Methods that copy or add single units take plain ResNets and vision "
+                    "transformers; standard training, RBDC and random take this one too.",
+                )
+            channels = model.blocks[0].attn.head_dim if group.endswith("heads") else 1
+            size = (layout[name].packed or tensor.shape)[0] if number == 0 else tensor.shape[number]
+            one = Group(units=size // channels, channels=channels)
+            assert groups.setdefault(group, one) == one, f"{name}: {one}"
     return Units(
+        layout=layout,
         groups=groups,
         axes=axes,
-        inner=tuple(_inner(axes, input_axes)),
-        input_axes=input_axes,
+        inner=tuple(_inner(axes, layout)),
         layer_norm=isinstance(model, VisionTransformer),
     )
 
@@ -117,65 +128,43 @@ def _check_mixing(model: nn.Module, spec: ModelSpec) -> None:
             )
 
 
-LayerAxes = tuple[Axis | None, Axis | None]
-"""The axes of a layer's outputs and of its inputs."""
+Layers = Iterator[tuple[str, tuple[str | None, str | None]]]
+"""Names of layers and other tensors, each with the groups of its outputs and of its inputs. Only a
+layer's weight has an input axis: a norm may be given its convolution's groups."""
 
 
-def _axes(
-    tensor: Tensor, wide: tuple[int, ...], layer_axes: LayerAxes | None, name: str, spec: ModelSpec
-) -> tuple[Axis | None, ...]:
-    axes: list[Axis | None] = [None] * tensor.ndim
-    if layer_axes is not None and wide:
-        out_axis, in_axis = layer_axes
-        for number in wide:
-            last = number == tensor.ndim - 1
-            is_output = number == 0 or (last and out_axis is not None and in_axis is None)
-            axes[number] = out_axis if is_output and out_axis is not None else in_axis
-    if any(axes[number] is None for number in wide):
-        raise ModelError(
-            f"{spec} has {name}, and which of its units belong together is not known",
-            "Methods that copy or add single units take plain ResNets and vision transformers; "
-            "standard training, RBDC and random take this one too.",
-        )
-    return tuple(axes)
-
-
-def _resnet(model: Any) -> Iterator[tuple[str, LayerAxes]]:
-    stream = Axis(group="stem")
+def _resnet(model: Any) -> Layers:
+    stream, read = "stem", None
     if isinstance(model.conv1, nn.Sequential):
-        in_axis: Axis | None = None
-        for number, out_axis in ((0, Axis(group="stem.0")), (3, Axis(group="stem.3")), (6, stream)):
-            yield f"conv1.{number}", (out_axis, in_axis)
-            yield f"conv1.{number + 1}", (out_axis, None)
-            in_axis = out_axis
-    else:
-        yield "conv1", (stream, None)
-    yield "bn1", (stream, None)
+        for number, written in ((0, "stem.0"), (3, "stem.3"), (6, stream)):
+            for layer in (number, number + 1):  # a convolution and its norm
+                yield f"conv1.{layer}", (written, read)
+            read = written
+    for name in ("conv1", "bn1"):
+        yield name, (stream, None)
     for stage in ("layer1", "layer2", "layer3", "layer4"):
         for number, block in enumerate(getattr(model, stage)):
             if not isinstance(block, BasicBlock | Bottleneck):
-                continue  # `_axes` refuses its tensors by name
+                continue  # `units_of` refuses its tensors by name
             path = f"{stage}.{number}"
-            out = stream if block.downsample is None else Axis(group=stage)
-            last = 3 if isinstance(block, Bottleneck) else 2
-            in_axis = stream
+            out = stream if block.downsample is None else stage
+            for name, _child in (block.downsample or nn.Sequential()).named_children():
+                yield f"{path}.downsample.{name}", (out, stream)
+            read, last = stream, 3 if isinstance(block, Bottleneck) else 2
             for layer in range(1, last + 1):
-                out_axis = out if layer == last else Axis(group=f"{path}.{layer}")
-                yield f"{path}.conv{layer}", (out_axis, in_axis)
-                yield f"{path}.bn{layer}", (out_axis, None)
-                in_axis = out_axis
-            for name, child in (block.downsample or nn.Sequential()).named_children():
-                is_layer = isinstance(child, nn.Conv2d)
-                yield f"{path}.downsample.{name}", (out, stream if is_layer else None)
+                written = out if layer == last else f"{path}.{layer}"
+                for kind in ("conv", "bn"):
+                    yield f"{path}.{kind}{layer}", (written, read)
+                read = written
             stream = out
     yield "fc", (None, stream)
 
 
-def _transformer(model: Any) -> Iterator[tuple[str, LayerAxes]]:
-    stream = Axis(group="stream")
-    for name in ("patch_embed.proj", "norm_pre", "norm", "fc_norm"):
+def _transformer(model: Any) -> Layers:
+    stream = "stream"
+    for name in ("patch_embed.proj", "cls_token", "dist_token", "reg_token", "pos_embed"):
         yield name, (stream, None)
-    for name in ("cls_token", "dist_token", "reg_token", "pos_embed"):
+    for name in ("norm_pre", "norm", "fc_norm"):
         yield name, (stream, None)
     for name in ("head", "head_dist"):
         yield name, (None, stream)
@@ -183,30 +172,25 @@ def _transformer(model: Any) -> Iterator[tuple[str, LayerAxes]]:
         path = f"blocks.{number}"
         if not (type(block) is Block and type(block.attn) is Attention and type(block.mlp) is Mlp):
             continue
-        heads, hidden = Axis(group=f"{path}.heads"), Axis(group=f"{path}.hidden")
-        yield f"{path}.attn.qkv", (Axis(group=heads.group, parts=3), stream)
+        heads, hidden = f"{path}.heads", f"{path}.hidden"
+        yield f"{path}.attn.qkv", (heads, stream)
         yield f"{path}.attn.proj", (stream, heads)
         yield f"{path}.mlp.fc1", (hidden, stream)
         yield f"{path}.mlp.fc2", (stream, hidden)
-        for name in ("norm1", "norm2"):
+        for name in ("norm1", "norm2", "ls1", "ls2"):
             yield f"{path}.{name}", (stream, None)
-        for name in ("ls1", "ls2"):
-            if isinstance(getattr(block, name), LayerScale):
-                yield f"{path}.{name}", (stream, None)
 
 
-def _inner(
-    axes: Mapping[str, tuple[Axis | None, ...]], input_axes: Mapping[str, int | None]
-) -> Iterator[Inner]:
+def _inner(axes: Mapping[str, GroupAxes], layout: Layout) -> Iterator[Inner]:
     """Yield the groups that one layer alone writes and one layer alone reads, in model order."""
     writers, readers, norms = (defaultdict[str, list[str]](list) for _ in range(3))
     for name, own in axes.items():
         path, _, attribute = name.rpartition(".")
-        for number, axis in enumerate(own):
-            if axis is not None and attribute == "weight":
-                is_input = number == input_axes[name]
-                role = norms if input_axes[name] is None else readers if is_input else writers
-                role[axis.group].append(path)
+        for number, group in enumerate(own):
+            if group is not None and attribute == "weight":
+                read = layout[name].input_axis
+                role = norms if read is None else readers if number == read else writers
+                role[group].append(path)
     for group, paths in writers.items():
         if len(paths) == len(readers[group]) == 1:
             norm = next(iter(norms[group]), None)

@@ -110,14 +110,14 @@ def fold_parametrizations(model: nn.Module) -> nn.Module:
 
     A model without parametrized weights (`torch.nn.utils.parametrize`) is returned itself.
     """
-    parametrized: dict[str, Any] = {k: m for k, m in model.named_modules() if is_parametrized(m)}
-    if not parametrized:
-        return model
+    modules: list[tuple[str, Any]] = [*model.named_modules()]
     weights = {
         f"{path}.{name}": getattr(module, name)
-        for path, module in parametrized.items()
-        for name in module.parametrizations
+        for path, module in modules
+        for name in (module.parametrizations if is_parametrized(module) else ())
     }
+    if not weights:
+        return model
     others = {k: t for k, t in model.state_dict().items() if PARAMETRIZATIONS not in k}
     plain: Any = build_empty(spec_of(model))
     plain.load_state_dict(weights | others)

@@ -12,6 +12,7 @@ from rbdc.coupling import OffDiagonal, class_names, couple, verify_coupling
 from rbdc.errors import CheckpointError, CouplingError
 from rbdc.models.build import build, build_empty, spec_of, timm_builds
 from rbdc.models.folder import check_writable, export, load
+from rbdc.models.spec import ModelSpec
 
 
 def couple_folders(
@@ -24,15 +25,15 @@ def couple_folders(
     off_diagonal: OffDiagonal = "zero",
     seed: int = 0,
     force: bool = False,
-    allow_identical: bool = False,
-    allow_inexact: bool = False,
     use_ema: bool = True,
+    **options: bool,
 ) -> dict[str, Any]:
     """Couple two exported folders or weight files, verify the result, and export the wide model.
 
-    Return the record that is written to its rbdc.json. If `off_diagonal` is "zero" and the
-    verification fails, the architecture has a layer that mixes its branches or shares weights
-    between them; the model is then written only with `allow_inexact`.
+    `options` are `allow_identical` and `allow_inexact` of `couple`. Return the record that is
+    written to its rbdc.json. If `off_diagonal` is "zero" and the verification fails, the
+    architecture has a layer that mixes its branches or shares weights between them; the model is
+    then written only with `allow_inexact`.
     """
     output = Path(output)
     check_writable(output, force=force)
@@ -48,37 +49,41 @@ def couple_folders(
         for path in (first, second)
     )
     spec = spec_of(left).scaled(2)
-    wide = couple(
-        left,
-        right,
-        into=build(spec) if off_diagonal == "random" else build_empty(spec),
-        off_diagonal=off_diagonal,
-        seed=seed,
-        allow_identical=allow_identical,
-        allow_inexact=allow_inexact,
-    )
+    wide, proof = couple_verified(left, right, spec, off_diagonal, seed=seed, **options)
     exported = [parent for parent, path in ((left, first), (right, second)) if Path(path).is_dir()]
     _copy_preprocessing(wide, exported)
-    proof = verify_coupling(left, right, wide, noise_image(wide))
-    if not isfinite(proof.error) or (off_diagonal == "zero" and not (proof.holds or allow_inexact)):
-        raise CouplingError(
-            f"the coupled {spec} differs from the mean of its parents by {proof.error:.1e} of the "
-            f"largest logit, more than rounding can cause ({proof.tolerance:.0e})",
-            "The branches are not independent; allow an inexact coupling to use it anyway.",
-        )
     record = {
         "coupling": {
             "parents": [Path(path).resolve().name for path in (first, second)],
             "off_diagonal": off_diagonal,
             "seed": seed if off_diagonal == "random" else None,
             "class_names_compared": all(class_names(parent) for parent in (left, right)),
-            "exact": proof.holds,
-            "proof_error": proof.error,
-            "norm_drift": proof.drift,
+            **proof,
         }
     }
     export(wide, output, record=record, force=force)
     return {"spec": spec.to_json(), "timm_loads": timm_builds(spec), **record}
+
+
+def couple_verified(
+    first: nn.Module, second: nn.Module, spec: ModelSpec, off_diagonal: OffDiagonal, **options: Any
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Couple two models into one built from `spec`, and verify that it is their mean.
+
+    `options` are further ones of `couple`. Return the wide model and a record of the proof.
+    """
+    into = build(spec) if off_diagonal == "random" else build_empty(spec)
+    wide = couple(first, second, into=into, off_diagonal=off_diagonal, **options)
+    proof = verify_coupling(first, second, wide, noise_image(wide))
+    must_hold = off_diagonal == "zero" and not options.get("allow_inexact")
+    if not isfinite(proof.error) or (must_hold and not proof.holds):
+        raise CouplingError(
+            f"the coupled {spec} differs from the mean of its parents by {proof.error:.1e} of the "
+            f"largest logit, more than rounding can cause ({proof.tolerance:.0e})",
+            "The branches are not independent; allow an inexact coupling to use it anyway.",
+        )
+    record = {"exact": proof.holds, "proof_error": proof.error, "norm_drift": proof.drift}
+    return wide, record
 
 
 def _copy_preprocessing(wide: Any, parents: Sequence[Any]) -> None:

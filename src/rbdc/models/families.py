@@ -65,14 +65,8 @@ def _construct_resnet(
     # timm's standard stem always has 64 channels. So build the deep stem, whose width is an
     # argument, and replace it by a single convolution of that width.
     model: Any = create(**{**arguments, "stem_type": "deep"})
-    model.conv1 = nn.Conv2d(
-        reference.conv1.in_channels,
-        model.conv1[-1].out_channels,
-        kernel_size=7,
-        stride=2,
-        padding=3,
-        bias=False,
-    )
+    channels = (reference.conv1.in_channels, model.conv1[-1].out_channels)
+    model.conv1 = nn.Conv2d(*channels, kernel_size=7, stride=2, padding=3, bias=False)
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     return model  # type: ignore[no-any-return]
 

@@ -68,7 +68,7 @@ def export(
         )
     if not all(tensor.is_contiguous() for tensor in model.state_dict().values()):
         model = copy.deepcopy(model).to(memory_format=torch.contiguous_format)  # channels_last
-    with _written_whole(target) as partial:
+    with _written_whole(target, spec.to_json(), record or {}) as partial:
         save_for_hf(
             model,
             str(partial),
@@ -76,8 +76,6 @@ def export(
             model_args=timm_arguments(spec),
             safe_serialization=True,
         )
-        ours = {"spec": spec.to_json(), "sha256": sha256_of(partial / WEIGHTS)}
-        (partial / RECORD).write_text(json.dumps({**(record or {}), **ours}, indent=2) + "\n")
     return target
 
 
@@ -86,20 +84,21 @@ def copy_model(source: Path, folder: Path, *, record: Mapping[str, Any]) -> None
     target = folder.resolve()
     check_writable(target, force=True)
     _check_sum(source)
-    known = read_json(source / RECORD)
-    with _written_whole(target) as partial:
+    with _written_whole(target, read_json(source / RECORD)["spec"], record) as partial:
         for name in (CONFIG, WEIGHTS):
             shutil.copyfile(source / name, partial / name)
-        ours = {name: known[name] for name in ("spec", "sha256")}
-        (partial / RECORD).write_text(json.dumps({**record, **ours}, indent=2) + "\n")
 
 
 @contextmanager
-def _written_whole(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder, and put it in the place of `target` once it is complete."""
+def _written_whole(
+    target: Path, spec: Mapping[str, Any], record: Mapping[str, Any]
+) -> Iterator[Path]:
+    """Yield a temporary folder, add rbdc.json, and put it in the place of `target`."""
     try:
         with whole_folder(target) as partial:
             yield partial
+            content = {**record, "spec": spec, "sha256": sha256_of(partial / WEIGHTS)}
+            (partial / RECORD).write_text(json.dumps(content, indent=2) + "\n")
     except SafetensorError as error:  # raised for a full disk
         raise CheckpointError(
             f"{target} could not be written: {error}", "Make room, or choose another folder."
@@ -198,15 +197,14 @@ def _check_tensors(
     for name, tensor in model.items():
         if tensor.is_floating_point() != state[name].is_floating_point():
             raise CheckpointError(
-                f"{name} has dtype {state[name].dtype} in {where}",
-                "Use floating-point weights.",
+                f"{name} has dtype {state[name].dtype} in {where}", "Use floating-point weights."
             )
 
 
 def _folder_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
     """Return the spec of the model in a folder, and its `pretrained_cfg` with class names."""
     config = read_json(folder / CONFIG)
-    record = _record(folder)
+    record = read_json(folder / RECORD, required=False)  # timm exports none
     data = config.get("pretrained_cfg") or {}
     about = {**data, "label_names": config.get("label_names") or data.get("label_names")}
     try:
@@ -273,23 +271,18 @@ def read_weights(path: Path, use_ema: bool = True) -> dict[str, Tensor]:
     return dict(state)
 
 
-def _record(folder: Path) -> dict[str, Any]:
-    """Return the content of rbdc.json. A folder that timm exported has none."""
-    return read_json_or_none(folder / RECORD, CheckpointError, "Export the model again.") or {}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of an exported folder."""
+def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
+    """Read a JSON object of an exported folder. One that is not `required` and missing is empty."""
     content = read_json_or_none(path, CheckpointError, "Export the model again.")
-    if content is None:
+    if content is None and required:
         raise CheckpointError(
             f"{path} does not exist", "An exported folder has config.json and model.safetensors."
         )
-    return content
+    return content or {}
 
 
 def _check_sum(folder: Path) -> None:
-    expected = _record(folder).get("sha256")
+    expected = read_json(folder / RECORD, required=False).get("sha256")
     if expected and expected != sha256_of(folder / WEIGHTS):
         raise CheckpointError(
             f"{folder / WEIGHTS} does not have the checksum written in {RECORD}",

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rbdc.metrics import Metric, find_metric
-from rbdc.report.figures import COLOURS, MARKERS, bare, new_figure, save_figure
+from rbdc.report.figures import COLOURS, LEGEND, MARKERS, new_figure, save_each
 from rbdc.report.units import counted, readable_duration, readable_flops
 
 _LETTER_INCHES, _CURVES_INCHES = 0.058, 6.0  # of small print, and of the axes at least
@@ -88,15 +88,11 @@ def epochs_of_levels(epochs: Mapping[str, Sequence[float]]) -> str:
     return " + ".join(parts)
 
 
-def short_epochs(epochs: Mapping[str, Sequence[float]], between: str = " / ") -> str:
-    """Return the epochs of one model of each level, leaves first: '1.3 / 2.6 / 5.2'.
-
-    Where models of one level differ, all of them are named.
-    """
-    levels = [epochs[level] for level in sorted(epochs, key=int, reverse=True)]
-    return between.join(
-        "+".join(dict.fromkeys(f"{count:.3g}" for count in counts)) for counts in levels
-    )
+def short_epochs(line: Mapping[str, Any], between: str = " / ") -> str:
+    """Return the different epochs of each level's models, leaves first: '1.3 / 2.6 / 5.2'."""
+    levels = [line["epochs"][level] for level in sorted(line["epochs"], key=int, reverse=True)]
+    texts = [dict.fromkeys(f"{count:.3g}" for count in counts) for counts in levels]
+    return between.join(map("+".join, texts))
 
 
 def cost_lines(
@@ -154,19 +150,15 @@ def save_comparison_plots(
     summary: Mapping[str, Any], folder: Path, ends: Sequence[str] = ("png", "svg")
 ) -> list[Path]:
     """Plot the score against FLOPs and against time, once for each format; return the files."""
-    pictures: list[Path] = []
     if not _curves(summary):
-        return pictures
+        return []
     one = len({x["budget"] for x in summary["lines"] if x["protocol"] != "standard"}) == 1
     by_flops = _draw_side_by_side if one else _draw_flops
-    for name, draw in (("accuracy-flops", by_flops), ("accuracy-time", _draw_time)):
-        for end in ends:
-            pictures.append(folder / f"{name}.{end}")
-            draw(summary, pictures[-1])
-    return pictures
+    figures = {"accuracy-flops": by_flops(summary), "accuracy-time": _draw_time(summary)}
+    return save_each(figures, folder, ends)
 
 
-def _draw_flops(summary: Mapping[str, Any], path: Path) -> None:
+def _draw_flops(summary: Mapping[str, Any]) -> Any:
     curves = _curves(summary)
     budgets = sorted(line["flops"] for line in summary["lines"])
     margin = 0.12 + 0.08 * (budgets[-1] - budgets[0])
@@ -187,32 +179,31 @@ def _draw_flops(summary: Mapping[str, Any], path: Path) -> None:
     grey: Any = {"ha": "center", "va": "center", "fontsize": 8, "color": "0.35"}
     for lines, middle in zip(curves.values(), middles, strict=True):
         for line in lines:
-            below.text(line["flops"], middle, short_epochs(line["epochs"], between), **grey)
+            below.text(line["flops"], middle, short_epochs(line, between), **grey)
     below.set_yticks(middles, list(curves), fontsize=8)
     for number, label in enumerate(below.get_yticklabels()):
         label.set_color(COLOURS[number % len(COLOURS)])
-    below.set_ylim(ends[-1], 0)
+    below.set(ylim=(ends[-1], 0), xlim=(budgets[0] - margin, budgets[-1] + margin))
     below.hlines(ends[:-1], 0, 1, "0.93", transform=below.get_yaxis_transform())
-    below.set_xlim(budgets[0] - margin, budgets[-1] + margin)
     below.set_xlabel(
         "FLOPs of all models, relative to standard training (points moved aside to be seen);\n"
         "in grey, epochs of one model of each level"
     )
     _draw_curves(axes, summary, "flops", aside=0.03 * margin)
-    save_figure(figure, path)
+    return figure
 
 
 def _crowded(curves: Mapping[str, Sequence[Any]], span: float) -> bool:
     """Return whether a protocol's epochs at one budget would run into those at the next."""
     for one, other in (pair for lines in curves.values() for pair in pairwise(lines)):
-        letters = 2 + sum(len(short_epochs(line["epochs"])) for line in (one, other)) / 2
+        letters = 2 + sum(len(short_epochs(line)) for line in (one, other)) / 2
         room = (other["flops"] - one["flops"]) / span
         if letters * _LETTER_INCHES > room * _CURVES_INCHES:
             return True
     return False
 
 
-def _draw_side_by_side(summary: Mapping[str, Any], path: Path) -> None:
+def _draw_side_by_side(summary: Mapping[str, Any]) -> Any:
     """Draw the protocols of one budget below each other, the best one on top.
 
     As points of a curve they would lie on one spot.
@@ -224,28 +215,25 @@ def _draw_side_by_side(summary: Mapping[str, Any], path: Path) -> None:
     for row, line in enumerate(lines):
         kind = line["protocol"].partition(":")[0]
         colour = {"standard": COLOURS[0], "rbdc": COLOURS[2]}.get(kind, COLOURS[1])
-        half = metric.scale * (line["score_interval"] or 0.0)
-        axes.errorbar(
-            metric.scale * line["score"], row, xerr=half, fmt="o", color=colour, capsize=3
-        )
+        score, half = (metric.scale * (line[key] or 0.0) for key in ("score", "score_interval"))
+        axes.errorbar(score, row, xerr=half, fmt="o", color=colour, capsize=3)
     names = [f"{line['protocol']} ({line['flops']:.2g})" for line in lines]
-    axes.set_yticks(range(len(lines)), names)
     epochs = axes.twinx()
-    epochs.set_yticks(range(len(lines)), [short_epochs(line["epochs"]) for line in lines])
     epochs.tick_params(colors="0.35", labelsize=8, length=0)
-    bare(epochs)
-    for side in (axes, epochs):
+    epochs.spines[["top", "right"]].set_visible(False)
+    for side, labels in ((axes, names), (epochs, list(map(short_epochs, lines)))):
+        side.set_yticks(range(len(lines)), labels)
         side.set_ylim(-0.6, len(lines) - 0.4)
     axes.grid(axis="x", color="0.9")
     axes.set_xlabel(f"{metric.axis}; in brackets FLOPs, on the right epochs of each level")
-    save_figure(figure, path)
+    return figure
 
 
-def _draw_time(summary: Mapping[str, Any], path: Path) -> None:
+def _draw_time(summary: Mapping[str, Any]) -> Any:
     figure, axes = new_figure(_title(summary), (9, 4.4))
     axes.set_xlabel("minutes of training and evaluation, of all models one after the other")
     _draw_curves(axes, summary, "seconds", unit=60.0)
-    save_figure(figure, path)
+    return figure
 
 
 def _title(summary: Mapping[str, Any]) -> str:
@@ -277,7 +265,7 @@ def _draw_curves(
         )
     axes.set_ylabel(metric.axis)
     axes.grid(axis="y", color="0.9")
-    axes.figure.legend(loc="outside right upper", frameon=False)
+    axes.figure.legend(**LEGEND)
 
 
 def _curves(summary: Mapping[str, Any]) -> dict[str, list[Any]]:

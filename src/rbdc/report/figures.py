@@ -1,19 +1,23 @@
-"""Draw a run's figures for a paper: curves, learning rates, budget, blocks of weights.
+"""Draw a run's figures for a paper: curves, learning rates, budget, weights; detectors' precision.
 
-The functions take what `read_run` returns (nodes, levels), not folders. A path's suffix decides the
-format: .png, .svg or .pdf. They return False, and write nothing, if there is nothing to draw yet.
+The functions take what `read_run` returns (nodes, levels), not folders. They return a figure, or
+None if there is nothing to draw yet. `save_each` writes figures as files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby
 from math import isqrt
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rbdc.metrics import Metric, find_metric
+from rbdc.report.transfer import PARTS, cell_text
 from rbdc.report.units import readable_flops
+
+if TYPE_CHECKING:  # heavy, and only pictures need it
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which the colour-blind can tell apart, and markers for more curves
 COLOURS = (
@@ -22,14 +26,16 @@ COLOURS = (
 )  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 STANDARD = "standard"
+LEGEND: Any = {"loc": "outside right upper", "frameon": False}
 _BLACK, _LEVELS = COLOURS[0], COLOURS[1:7]
 _MOST_MARKERS = 30  # on a curve: more hide it
+_LONGEST = 34  # letters of a backbone's name beside a figure
 _MOST_NAMES, _MOST_TIMES = 60, 8  # of layers beside a heat map, of epochs below it
 
 Node = Mapping[str, Any]
 
 
-def draw_curves(nodes: Iterable[Node], path: Path, *, baseline_flops: float) -> bool:
+def draw_curves(nodes: Iterable[Node], *, baseline_flops: float) -> "Figure | None":
     """Draw the primary metric of every model of a tree against the FLOPs of all its ancestors.
 
     A level has one colour, standard training is black, and the score right after a coupling,
@@ -37,7 +43,7 @@ def draw_curves(nodes: Iterable[Node], path: Path, *, baseline_flops: float) -> 
     """
     trained = [node for node in nodes if node["kind"] == "train" and node["history"]]
     if not trained:
-        return False
+        return None
     metric = find_metric(trained[0]["metric"])
     figure, axes = new_figure("", (7.5, 4.2))
     starts = False
@@ -50,53 +56,47 @@ def draw_curves(nodes: Iterable[Node], path: Path, *, baseline_flops: float) -> 
         axes.plot(xs, ys, **_line_style(node, len(xs)))
         if start is not None:
             axes.plot(before, ys[0], **_coupling_style(_colour(node)))
-    axes.set_xlim(left=0)
     unit = readable_flops(baseline_flops)
-    axes.set_xlabel(f"FLOPs of a model and all its ancestors (1 = {unit})")
-    axes.set_ylabel(metric.axis)
+    xlabel = f"FLOPs of a model and all its ancestors (1 = {unit})"
+    axes.set(xlim=(0, None), xlabel=xlabel, ylabel=metric.axis)
     axes.grid(axis="y", color="0.9")
     handles = []
     by_level = sorted(trained, key=_level)  # the target first, standard training last
     for (standard, _), group in groupby(by_level, key=_level):
         here = list(group)
         label = "standard training" if standard else f"{len(here)} × width {here[0]['width']:g}"
-        handles.append(_handle(label, **_line_style(here[0], 1)))
+        handles.append(legend_line(label, **_line_style(here[0], 1)))
     if starts:
-        handles.append(_handle("right after a coupling", **_coupling_style("0.3")))
-    figure.legend(handles=handles, loc="outside right upper", frameon=False)
-    return save_figure(figure, path)
+        handles.append(legend_line("right after a coupling", **_coupling_style("0.3")))
+    figure.legend(handles=handles, **LEGEND)
+    return figure
 
 
-def draw_rates(nodes: Iterable[Node], path: Path) -> bool:
+def draw_rates(nodes: Iterable[Node]) -> "Figure | None":
     """Draw the learning rate along one line from a leaf to the target, so that restarts show."""
-    line = [node for node in line_to_target(nodes) if _rates(node)[0]]
-    if not line:
-        return False
+    logs = [(node, node["steps"] or node["history"]) for node in line_to_target(nodes)]
+    logs = [(node, log) for node, log in logs if log.get("lr")]
+    if not logs:
+        return None
     figure, axes = new_figure("", (7.5, 3.2))
-    for number, node in enumerate(line):
-        (epochs, rates), before = _rates(node), node["epochs_before"]
-        axes.plot(
-            [before + epoch for epoch in epochs],
-            rates,
-            color=_colour(node),
-            label=f"{_name(node)}, width {node['width']:g}",
-            marker="." if len(rates) == 1 else None,
-        )
+    for number, (node, log) in enumerate(logs):
+        before, rates = node["epochs_before"], log["lr"]
+        label = f"{_name(node)}, width {node['width']:g}"
+        style = {"color": _colour(node), "marker": "." if len(rates) == 1 else None}
+        axes.plot([before + epoch for epoch in log["epoch"]], rates, label=label, **style)
         if number:
             axes.axvline(before, color="0.5", linewidth=0.8, linestyle=":")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("epochs along one line of the tree (dotted: couplings)")
-    axes.set_ylabel("learning rate")
-    figure.legend(loc="outside right upper", frameon=False)
-    return save_figure(figure, path)
+    xlabel = "epochs along one line of the tree (dotted: couplings)"
+    axes.set(xlim=(0, None), ylim=(0, None), xlabel=xlabel, ylabel="learning rate")
+    figure.legend(**LEGEND)
+    return figure
 
 
-def draw_budget(levels: Iterable[Mapping[str, Any]], path: Path, *, baseline_flops: float) -> bool:
+def draw_budget(levels: Iterable[Mapping[str, Any]], *, baseline_flops: float) -> "Figure | None":
     """Draw planned and spent FLOPs of each level, beside standard training."""
     levels = [level for level in levels if not level["standard"]]
     if not levels:
-        return False
+        return None
     figure, axes = new_figure("", (7.5, 2.9))
     rows = [[level[key] / baseline_flops for level in levels] for key in ("flops", "planned_flops")]
     width = 1.12 * max(1.0, *map(sum, rows))
@@ -106,22 +106,21 @@ def draw_budget(levels: Iterable[Mapping[str, Any]], path: Path, *, baseline_flo
         for level, part, end in zip(levels, parts, accumulate(parts), strict=True):
             axes.barh(row, part, left=end - part, color=_colour(level), edgecolor="white")
             if part > 0.09 * width:  # else the number does not fit into it
-                place: Any = {"ha": "center", "va": "center", "color": "white"}
-                axes.text(end - part / 2, row, f"{part:.2f}", **place)
+                number = f"{part:.2f}"
+                axes.text(end - part / 2, row, number, ha="center", va="center", color="white")
         axes.text(sum(parts) + 0.01 * width, row, f"{sum(parts):.3f}", va="center")
-    axes.set_xlim(0, width)
     axes.set_yticks([0, 1, 2], ["spent", "planned", "standard, budget 1"])
-    axes.set_xlabel(f"FLOPs of all models (1 = {readable_flops(baseline_flops)})")
+    axes.set(xlim=(0, width), xlabel=f"FLOPs of all models (1 = {readable_flops(baseline_flops)})")
     square = {"marker": "s", "linestyle": ""}
     handles = [
-        _handle(f"{level['models']} × width {level['width']:g}", color=_colour(level), **square)
+        legend_line(f"{level['models']} × width {level['width']:g}", color=_colour(level), **square)
         for level in reversed(levels)
     ]
-    figure.legend(handles=handles, loc="outside right upper", frameon=False)
-    return save_figure(figure, path)
+    figure.legend(handles=handles, **LEGEND)
+    return figure
 
 
-def draw_blocks(node: Node, path: Path, *, standard: Node | None = None) -> bool:
+def draw_blocks(node: Node, *, standard: Node | None = None) -> "Figure | None":
     """Draw the size of the off-diagonal blocks of a coupled model: layers x epochs, and their mean.
 
     It is the root mean square of the two off-diagonal blocks over that of the diagonal ones: 0
@@ -130,23 +129,19 @@ def draw_blocks(node: Node, path: Path, *, standard: Node | None = None) -> bool
     """
     ratios = block_ratios(node)
     if ratios is None:
-        return False
+        return None
     height = max(3.6, 0.9 + 0.15 * min(ratios.shape[1], _MOST_NAMES))
     figure, (left, right) = new_figure("", (9.5, height), 1, 2, width_ratios=[3, 2])
-    figure.get_layout_engine().set(wspace=0.06)
+    figure.set_layout_engine("constrained", wspace=0.06)
     _heat_map(figure, left, node["blocks"], ratios)
-    curves = [(node, ratios, _colour(node), _name(node))]
-    if standard is not None and (others := block_ratios(standard)) is not None:
-        curves.append((standard, others, _BLACK, "standard training"))
-    for one, values, colour, label in curves:
-        epochs = one["blocks"]["epoch"]
-        right.plot(epochs, values.mean(axis=1), color=colour, label=label, **markers(len(epochs)))
-    right.set_ylim(bottom=0)
-    right.set_xlim(left=0)
-    right.set_xlabel("epochs of its own training")
+    for one in (node, standard):
+        if one is not None and (values := block_ratios(one)) is not None:
+            epochs, style = one["blocks"]["epoch"], {"color": _colour(one), "label": _name(one)}
+            right.plot(epochs, values.mean(axis=1), **style, **markers(len(epochs)))
+    right.set(xlim=(0, None), ylim=(0, None), xlabel="epochs of its own training")
     right.set_title("mean over layers", fontsize="medium", loc="left")
     right.legend(frameon=False, loc="best")
-    return save_figure(figure, path)
+    return figure
 
 
 def block_ratios(node: Node) -> np.ndarray[Any, Any] | None:
@@ -168,27 +163,86 @@ def block_ratios(node: Node) -> np.ndarray[Any, Any] | None:
 
 def _heat_map(figure: Any, axes: Any, blocks: Mapping[str, Any], ratios: Any) -> None:
     epochs, names = blocks["epoch"], [name.removesuffix(".weight") for name in blocks["names"]]
-    mesh = axes.pcolormesh(
-        _edges(epochs), np.arange(len(names) + 1), ratios.T, cmap="viridis", vmin=0
-    )
-    every = -(-len(names) // _MOST_NAMES)
-    shown = range(0, len(names), every)
+    half = np.diff(epochs) / 2 if len(epochs) > 1 else np.array([0.5])  # the way to the neighbour
+    edges = np.r_[epochs[0] - half[0], epochs[:-1] + half, epochs[-1] + half[-1]]
+    mesh = axes.pcolormesh(edges, np.arange(len(names) + 1), ratios.T, cmap="viridis", vmin=0)
+    shown = range(0, len(names), -(-len(names) // _MOST_NAMES))
     axes.set_yticks([n + 0.5 for n in shown], [names[n] for n in shown], fontsize=7)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()  # the first layer on top
-    times = range(0, len(epochs), -(-len(epochs) // _MOST_TIMES))
-    axes.set_xticks([epochs[n] for n in times], [f"{epochs[n]:.3g}" for n in times])
+    times = epochs[:: -(-len(epochs) // _MOST_TIMES)]
+    axes.set_xticks(times, [f"{time:.3g}" for time in times])
     axes.set_xlabel("epochs")
     axes.set_title("each layer, from the image on", fontsize="medium", loc="left")
     figure.colorbar(mesh, ax=axes, label="RMS of off-diagonal / diagonal blocks")
 
 
-def _edges(centres: Sequence[float]) -> list[float]:
-    """Return the edges of cells around these centres, halfway between neighbours."""
-    if len(centres) == 1:
-        return [centres[0] - 0.5, centres[0] + 0.5]
-    middles = [(a + b) / 2 for a, b in pairwise(centres)]
-    return [2 * centres[0] - middles[0], *middles, 2 * centres[-1] - middles[-1]]
+def draw_precision_curves(
+    nodes: Mapping[str, Mapping[str, Any]],
+    backbones: Sequence[Mapping[str, Any]],
+    metrics: Sequence[Metric],
+) -> "Figure | None":
+    """Draw every metric epoch by epoch: a colour for each backbone, a line for each seed."""
+    if not metrics or not any(node["history"].get("epoch") for node in nodes.values()):
+        return None
+    figure, (row,) = new_figure("", (4.5 * len(metrics), 3.6), 1, len(metrics), squeeze=False)
+    for axes, metric in zip(row, metrics, strict=True):
+        for number, backbone in enumerate(backbones):
+            for node in (nodes[key] for key in backbone["keys"]):
+                if values := plotted_scores(node, metric):
+                    style = _backbone_style(number, marked=bool(markers(len(values))))
+                    axes.plot(node["history"]["epoch"], values, **style)
+        axes.set(xlim=(0, None), ylim=(0, None), xlabel="epochs")
+        axes.set_title(metric.axis, loc="left", fontsize="medium")
+        axes.grid(axis="y", color="0.9")
+    names = [_short(backbone["name"]) for backbone in backbones]
+    handles = [legend_line(name, **_backbone_style(number)) for number, name in enumerate(names)]
+    for text in figure.legend(handles=handles, **LEGEND).get_texts():
+        text.set_parse_math(False)  # a dollar in a name is a dollar
+    return figure
+
+
+def draw_precision(precision: Mapping[str, Any]) -> "Figure | None":
+    """Draw box and mask mAP of each backbone: means over seeds with their standard deviation."""
+    lines = precision["boxes"]
+    if not lines:
+        return None
+    figure, both = new_figure("", (9, 1.3 + 0.38 * len(lines)), 1, 2)
+    many = any(line["seeds"] > 1 for line in lines)
+    note = ", mean and standard deviation over seeds" if many else ""
+    names = [_short(line["backbone"]) for line in lines]
+    for axes, (part, title) in zip(both, PARTS.items(), strict=True):
+        _bars(axes, [line["cells"]["ap"] for line in precision[part]])
+        axes.set_xlabel(f"{title} mAP (%){note}", fontsize="small" if many else None)
+        axes.set_yticks(range(len(lines)), names, parse_math=False)
+        axes.invert_yaxis()  # the first backbone on top
+        names = [""] * len(lines)  # said once
+    return figure
+
+
+def _bars(axes: Any, cells: Sequence[Any]) -> None:
+    ends, error = [0.0], {"ecolor": "0.25", "capsize": 3, "elinewidth": 1}
+    for number, cell in enumerate(cells):
+        if cell is None:
+            axes.text(0, number, " –", va="center")
+            continue
+        value, spread = 100 * cell["mean"], 100 * (cell["spread"] or 0.0)
+        style = {"height": 0.65, "color": _backbone_style(number)["color"], "error_kw": error}
+        axes.barh(number, value, xerr=spread or None, **style)
+        axes.text(value + spread, number, f"  {cell_text(cell)}", va="center")
+        ends.append(value + spread)
+    axes.set_xlim(0, 1.35 * max(ends) or 1.0)  # room for the numbers
+
+
+def _backbone_style(number: int, *, marked: bool = True) -> dict[str, Any]:
+    colour = COLOURS[1:][number % (len(COLOURS) - 1)]  # black is standard training's
+    marker = MARKERS[number % len(MARKERS)] if marked else None
+    return {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.3}
+
+
+def _short(name: str) -> str:
+    half = _LONGEST // 2
+    return name if len(name) <= _LONGEST else f"{name[: half - 1]}…{name[-half:]}"
 
 
 def line_to_target(nodes: Iterable[Node]) -> list[Node]:
@@ -209,11 +263,6 @@ def plotted_scores(node: Node, metric: Metric) -> list[float | None]:
     """Return the scaled score of each evaluation: of the EMA weights where there are any."""
     values = node["history"].get(f"ema_{metric.name}") or node["history"].get(metric.name, [])
     return [None if value is None else metric.scale * value for value in values]
-
-
-def _rates(node: Node) -> tuple[list[float], list[float]]:
-    logged = node["steps"] or node["history"]
-    return logged.get("epoch", []), logged.get("lr", [])
 
 
 def _name(node: Node) -> str:
@@ -245,7 +294,8 @@ def _level(node: Node) -> tuple[bool, int]:
     return node["name"] == STANDARD, node["level"]
 
 
-def _handle(label: str, **style: Any) -> Any:
+def legend_line(label: str, **style: Any) -> Any:
+    """Return a line that only the legend shows."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=label, **style)
@@ -253,27 +303,32 @@ def _handle(label: str, **style: Any) -> Any:
 
 def new_figure(
     title: str, size: tuple[float, float], *grid: int, **options: Any
-) -> tuple[Any, Any]:
+) -> tuple["Figure", Any]:
     """Return a figure and its axes: one, or those of a grid of rows and columns."""
-    from matplotlib.figure import Figure  # heavy, and only pictures need it
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     found = figure.subplots(*grid, **options)
     figure.axes[0].set_title(title, loc="left", fontsize="medium", parse_math=False)
     for axes in figure.axes:
-        bare(axes)
+        axes.spines[["top", "right"]].set_visible(False)
     return figure, found
 
 
-def bare(axes: Any) -> None:
-    """Hide the upper and the right border of the axes."""
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def save_figure(figure: Any, path: Path) -> bool:
-    """Write a figure in the format of the path's suffix; return True."""
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a figure in the format of the path's suffix: .png, .svg or .pdf."""
     from matplotlib import rc_context
 
     with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):  # text stays text
         figure.savefig(path, dpi=150)
-    return True
+
+
+def save_each(
+    figures: Mapping[str, "Figure | None"], folder: Path, ends: Sequence[str]
+) -> list[Path]:
+    """Write each figure that there is, by its name, once for each format; return the files."""
+    drawn = {name: figure for name, figure in figures.items() if figure is not None}
+    files = {folder / f"{name}.{end}": drawn[name] for name in drawn for end in ends}
+    for path, figure in files.items():
+        save_figure(figure, path)
+    return list(files)

@@ -71,9 +71,8 @@ class LiveRun:
             self._say(f"{name}: {_outcome(node, event.result or {})}")
         elif event.kind == "failed":
             self._say(f"{name}: failed: {event.error.splitlines()[0]}")
-        spent = sum(self.work.get(key, 0.0) * share for key, share in self.done.items())
-        share = spent / sum(self.work.values())
-        self.progress.update(self.whole, completed=share, what=f"left {self._left(spent)}")
+        share = self._spent() / sum(self.work.values())
+        self.progress.update(self.whole, completed=share, what=f"left {self._left()}")
 
     def _progress(self, event: Event, node: Node, name: str) -> None:
         p = event.progress
@@ -81,28 +80,26 @@ class LiveRun:
         self.began = self.began or time.monotonic()
         share = p.step / p.steps
         self.done[event.key] = share
-        what = (
-            f"epoch {p.epoch + 1}/{p.epochs:.4g}  loss {p.loss:.3f}  "
-            f"{p.images_per_second:,.0f} images/s"
-        )
+        what = f"epoch {p.epoch + 1}/{p.epochs:.4g}  loss {p.loss:.3f}  "
+        what += f"{p.images_per_second:,.0f} images/s"
         images_left = (p.steps - p.step) * p.batch_size
         left = readable_duration(images_left / max(p.images_per_second, 1e-9))
         if self.rich:
             self.progress.update(self.bars[event.key], completed=share, what=f"{what}  left {left}")
         if p.scores is not None and not self.rich:
-            spent = sum(self.work.get(key, 0.0) * done for key, done in self.done.items())
-            self._say(
-                f"Train {name}: {what}  lr {p.lr:.2e}  {_scores(node, p.scores)}  "
-                f"left {self._left(spent)}"
-            )
+            scores = _scores(node, p.scores)
+            self._say(f"Train {name}: {what}  lr {p.lr:.2e}  {scores}  left {self._left()}")
 
-    def _left(self, spent: float) -> str:
+    def _spent(self) -> float:
+        return sum(self.work.get(key, 0.0) * share for key, share in self.done.items())
+
+    def _left(self) -> str:
         """Return the time to the end of the tree, at the FLOPs per second of this session."""
-        here = spent - self.found
+        here = self._spent() - self.found
         if here <= 0 or self.began is None or time.monotonic() <= self.began:
             return "?"
         rate = here / (time.monotonic() - self.began)
-        return readable_duration((sum(self.work.values()) - spent) / rate)
+        return readable_duration((sum(self.work.values()) - self._spent()) / rate)
 
     def _say(self, text: str) -> None:
         self.console.print(escape(text), highlight=False, soft_wrap=True)
@@ -116,11 +113,10 @@ def _scores(node: Node, scores: Mapping[str, Any]) -> str:
 
 def _outcome(node: Node, result: Mapping[str, Any]) -> str:
     scores = _scores(node, result.get("metrics", {}))
-    if result.get("kind") == "grow":
-        proof = ""
-        if "proof_error" in result:
-            drift = result.get("norm_drift")
-            drifts = f", drift of the norms {drift:.0e}" if drift is not None else ""
-            proof = f" (proof {result['proof_error']:.0e}{drifts})"
-        return f"{scores} before any step{proof}"
-    return f"{scores} after {readable_duration(result['seconds'])}"
+    if result.get("kind") != "grow":
+        return f"{scores} after {readable_duration(result['seconds'])}"
+    drift, proof = result.get("norm_drift"), ""
+    if "proof_error" in result:
+        drifts = f", drift of the norms {drift:.0e}" if drift is not None else ""
+        proof = f" (proof {result['proof_error']:.0e}{drifts})"
+    return f"{scores} before any step{proof}"

@@ -13,13 +13,15 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rbdc.disk import read_json
 from rbdc.errors import RbdcError, RunError
 from rbdc.jobs.layout import JOB, RESULT, RUN
 from rbdc.jobs.lock import holder
 from rbdc.metrics import METRICS, final_scores
-from rbdc.report.precision import detectors_part
 from rbdc.report.run import node_status
+from rbdc.report.transfer import detectors_part
 from rbdc.runs.record import check_format
 
 EVALUATED = (
@@ -30,6 +32,8 @@ LOGGED = ("epoch", "flops", "seconds", "loss", "lr")
 MOST_POINTS, MOST_OF_ONE = 60_000, 400  # logged steps shown: of a run, of a training
 MOST_BLOCK_ROWS = 30  # times at which a training's blocks are shown
 _LONG = ("nodes", "rows", "lines", "recipe", "data_set")  # of a result: not for the page
+_SUMMED = ("planned_flops", "flops", "seconds")  # over a level
+_DESCRIBED = ("key", "name", "kind", "level", "width", "folder", "parents")  # of a node
 _ASKED = ("seed", "transition", "carry_warmup_epochs", "narrow_lr", "allow_inexact")
 
 
@@ -53,42 +57,34 @@ class Found:
         """Return a JSON file's content; empty if it is not there."""
         return self.tried(lambda: read_json(path)) or {}
 
-    def lines(self, path: Path) -> list[dict[str, Any]]:
-        """Return the rows of a JSONL file up to the first bad one: the last may be half written."""
-        return self._rows(path, "line", self._text(path).splitlines(), json.loads)
+    def rows(self, path: Path) -> list[dict[str, Any]]:
+        """Return the rows of a JSONL file, or of a CSV file of numbers, up to the first bad one.
 
-    def table(self, path: Path) -> list[dict[str, float | None]]:
-        """Return the rows of a CSV file of numbers, up to the first bad one."""
-
-        def numbers(row: Mapping[str, Any]) -> dict[str, float | None]:
-            # a column that the row ends before is None, which is no number
-            return {name: None if value == "" else float(value) for name, value in row.items()}
-
-        return self._rows(path, "row", csv.DictReader(self._text(path).splitlines()), numbers)
-
-    def _rows(
-        self, path: Path, what: str, found: Iterable[Any], parsed: Callable[[Any], Any]
-    ) -> list[Any]:
-        rows = []
+        The last one may be half written.
+        """
+        name, rows = path.relative_to(self.folder), []
+        try:
+            lines = path.read_text().splitlines()
+        except FileNotFoundError:
+            return []  # not yet
+        except (OSError, ValueError) as error:
+            self.missing.append(f"{name}: it cannot be read ({error})")
+            return []
+        table = path.suffix == ".csv"
+        found: Iterable[Any] = csv.DictReader(lines) if table else lines
         for number, row in enumerate(found, start=1):
             try:
-                rows.append(parsed(row))
+                rows.append(_numbers(row) if table else json.loads(row))
             except (TypeError, ValueError):
-                self._miss(path, f"{what} {number} and what follows")
+                what = "row" if table else "line"
+                self.missing.append(f"{name}: {what} {number} and what follows")
                 break
         return rows
 
-    def _text(self, path: Path) -> str:
-        try:
-            return path.read_text()
-        except FileNotFoundError:
-            return ""  # not yet
-        except (OSError, ValueError) as error:
-            self._miss(path, f"it cannot be read ({error})")
-            return ""
 
-    def _miss(self, path: Path, what: str) -> None:
-        self.missing.append(f"{path.relative_to(self.folder)}: {what}")
+def _numbers(row: Mapping[str, Any]) -> dict[str, float | None]:
+    # a column that the row ends before is None, which is no number
+    return {name: None if value == "" else float(value) for name, value in row.items()}
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -119,7 +115,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         known = waiting if detectors is None else detectors["finished"]
         found.missing += [f"{place} is gone" for place in waiting if place in known]
     request = run.get("request") or {}
-    asked = {name: request.get(name) for name in _ASKED}
+    asked = {**{name: request.get(name) for name in _ASKED}, "teacher": setting.get("teacher")}
     return {
         "name": folder.resolve().name,
         "folder": str(folder),
@@ -130,9 +126,8 @@ def read_run(folder: Path) -> dict[str, Any]:
         "about": {} if transfer else {**setting, **identity.get("plan", {})},
         "recipe": setting.get("recipe") or {},
         "request": request,
-        "asked": asked | {"teacher": setting.get("teacher")} if kind == "train" else {},
-        "data": run.get("data", {}),
-        **{part: run.get(part, {}) for part in ("environment", "engine", "machine")},
+        "asked": asked if kind == "train" else {},
+        **{part: run.get(part, {}) for part in ("data", "environment", "engine", "machine")},
         "metrics": _metrics(described.values(), nodes.values(), summary),
         "nodes": nodes,
         "trees": trees,
@@ -166,8 +161,8 @@ def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) 
     result, job = found.json(place / RESULT), found.json(place / JOB)
     method, detects = node.get("method") or {}, node["kind"] == "detect"
     coupled = node["parents"] or node["name"].startswith("standard")  # the one to compare with
-    blocks = _thinned(found.lines(place / "blocks.jsonl"), MOST_BLOCK_ROWS) if coupled else []
-    logged, evaluated = found.lines(place / "log.jsonl"), found.table(place / "summary.csv")
+    blocks = _thinned(found.rows(place / "blocks.jsonl"), MOST_BLOCK_ROWS) if coupled else []
+    logged, evaluated = found.rows(place / "log.jsonl"), found.rows(place / "summary.csv")
     seconds = max((row.get("seconds") or 0.0 for row in (*logged, *evaluated)), default=None)
     last = result.get("metrics") or (evaluated[-1] if evaluated else {})
     return {
@@ -178,16 +173,12 @@ def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) 
         **({} if result else {"seconds": seconds}),  # so far
         "metric": node["metrics"][0],
         "metrics": final_scores(last),
-        **{name: node.get(name) for name in ("key", "name", "kind", "level", "width", "folder")},
+        **{name: node.get(name) for name in _DESCRIBED},
         **({"backbone": node["backbone"], "scores": result.get("scores")} if detects else {}),
-        "parents": node["parents"],
         "seed": str(node["seed"]) if "seed" in node else None,  # too long for JavaScript
         "planned_flops": node["flops"],
         "method": " ".join(str(method[k]) for k in ("name", "transition") if k in method),
-        "best": result.get("best"),
-        "images": result.get("images"),
-        "proof_error": result.get("proof_error"),
-        "norm_drift": result.get("norm_drift"),
+        **{name: result.get(name) for name in ("best", "images", "proof_error", "norm_drift")},
         "task": {k: v for k, v in _task(job).items() if k not in ("recipe", "seed", "data_seed")},
         "lr": job.get("task", {}).get("recipe", {}).get("lr"),
         "history": _columns(evaluated, EVALUATED),
@@ -214,9 +205,7 @@ def _columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[st
 
 def _thinned(rows: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
     """Return at most so many evenly chosen rows, the first and the last among them."""
-    if len(rows) <= most:
-        return list(rows)
-    return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
+    return [rows[round(n)] for n in np.linspace(0, len(rows) - 1, min(most, len(rows)))]
 
 
 def _short(value: float | None) -> float | None:
@@ -252,16 +241,10 @@ def _add_start(node: dict[str, Any], nodes: Mapping[str, dict[str, Any]]) -> Non
 
 def closure(key: str, nodes: Mapping[str, Any]) -> list[str]:
     """Return the keys of a node and all its ancestors, each once, parents first."""
-    seen: dict[str, None] = {}
-
-    def visit(key: str) -> None:
-        if key in nodes and key not in seen:
-            for parent in nodes[key]["parents"]:
-                visit(parent)
-            seen[key] = None
-
-    visit(key)
-    return list(seen)
+    if key not in nodes:
+        return []
+    ancestors = chain(*(closure(parent, nodes) for parent in nodes[key]["parents"]))
+    return list(dict.fromkeys([*ancestors, key]))
 
 
 def _trees(nodes: Mapping[str, Any], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -297,9 +280,7 @@ def _levels(nodes: Mapping[str, Any], keys: Iterable[str]) -> list[dict[str, Any
             "level": -level,
             "width": members[0]["width"],
             "models": sum(node["kind"] == "train" for node in members),
-            "planned_flops": sum(node["planned_flops"] for node in members),
-            "flops": sum(node["flops"] for node in members),
-            "seconds": sum(node.get("seconds") or 0.0 for node in members),
+            **{name: sum(node.get(name) or 0.0 for node in members) for name in _SUMMED},
             "planned_passes": sum(node["epochs"] or 0.0 for node in members),
             "passes": sum((node["epochs"] or 0.0) * _share(node) for node in members),
         }

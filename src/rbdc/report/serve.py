@@ -45,6 +45,5 @@ def make_server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer((ADDRESS, port), Handler)
     except (OSError, OverflowError) as error:
-        raise RbdcError(
-            f"port {port} cannot be used: {error}", "Choose another, or leave --port out."
-        ) from error
+        remedy = "Choose another, or leave --port out."
+        raise RbdcError(f"port {port} cannot be used: {error}", remedy) from error

@@ -5,6 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,7 +14,7 @@ from rich.text import Text
 from rbdc.cluster.allocation import STANDARD, ClusterPlan
 from rbdc.cluster.timetable import Row, Slot, Timetable
 from rbdc.plan import Stage
-from rbdc.report.figures import new_figure, save_figure
+from rbdc.report.figures import LEGEND, legend_line, new_figure, save_figure
 from rbdc.report.plan import LEVEL_COLOURS
 from rbdc.report.units import counted
 
@@ -63,26 +64,20 @@ def gantt(cluster: ClusterPlan, *, width: int = 80) -> Text:
     """
     tree, standard = cluster.tree, cluster.standard
     end = max(tree.makespan_seconds, standard.makespan_seconds)
-    if len(tree.slots) <= MOST_BARS:
-        rows = [(slot.name, [slot]) for slot in tree.slots]
-    else:
-        by_level = sorted(tree.slots, key=lambda slot: -slot.level)
-        grouped = [list(slots) for _, slots in groupby(by_level, key=lambda slot: slot.level)]
-        names = [dict.fromkeys((slots[0].name, slots[-1].name)) for slots in grouped]
-        rows = [(" - ".join(ends), slots) for ends, slots in zip(names, grouped, strict=True)]
-    rows.append(("standard training", list(standard.slots)))
-    labels = [f"{name} on {slots[0].devices:,}" for name, slots in rows]
+    few = len(tree.slots) <= MOST_BARS
+    slots = tree.slots if few else sorted(tree.slots, key=lambda slot: -slot.level)
+    rows = [list(row) for _, row in groupby(slots, lambda slot: slot.name if few else slot.level)]
+    names = [" - ".join(dict.fromkeys((row[0].name, row[-1].name))) for row in rows]
+    rows, names = [*rows, list(standard.slots)], [*names, "standard training"]
+    labels = [f"{name} on {row[0].devices:,}" for name, row in zip(names, rows, strict=True)]
     margin = max(map(len, labels)) + 2
     columns = max(10, width - margin)
     chart = Text(no_wrap=True, overflow="crop")
-    for label, (_, slots) in zip(labels, rows, strict=True):
+    for label, row in zip(labels, rows, strict=True):
+        most = min(tree.devices, sum(slot.devices for slot in row))
+        profile = _bar(row[0], end, columns) if len(row) == 1 else _profile(row, end, columns, most)
         chart.append(label.ljust(margin))
-        if len(slots) == 1:
-            bar = _bar(slots[0], end, columns)
-        else:
-            most = sum(slot.devices for slot in slots)
-            bar = _profile(slots, end, columns, min(most, tree.devices))
-        chart.append(bar + "\n", style=_colour(slots[0]))
+        chart.append(profile + "\n", style=_colour(row[0]))
     unit, seconds = time_unit(end)
     last = f"{_number(end / seconds)} {unit}"
     chart.append(" " * margin + "0" + last.rjust(columns - 1), style="dim")
@@ -102,9 +97,8 @@ def save_timetable_plot(cluster: ClusterPlan, path: Path) -> None:
     # below the axis, where it crosses no name
     place = {"transform": upper.get_xaxis_transform(), "clip_on": False}
     upper.plot(tree.bound_seconds / seconds, -0.03, **_BOUND, **place)
-    lower.set_xlim(0, 1.02 * end / seconds)
-    lower.set_xlabel(unit)
-    figure.legend(handles=_legend(cluster), loc="outside right upper", frameon=False)
+    lower.set(xlim=(0, 1.02 * end / seconds), xlabel=unit)
+    figure.legend(handles=_legend(cluster), **LEGEND)
     save_figure(figure, path)
 
 
@@ -113,46 +107,31 @@ def _draw(axes: Any, timetable: Timetable, seconds: float, end: float) -> None:
     for slot in timetable.slots:
         colour = _colour(slot)
         span = (slot.start_seconds / seconds, slot.seconds / seconds)
+        points = _AXES_POINTS[1] / used  # of one device
         for first, count in slot.places:
-            tall = count / used * _AXES_POINTS[1]
-            axes.broken_barh(
-                [span],
-                (first, count),
-                facecolors=colour,
-                edgecolors="white",
-                linewidth=min(0.8, tall / 6),  # of thin ones an edge would leave nothing
-            )
+            edge = min(0.8, count * points / 6)  # of thin ones a wide edge would leave nothing
+            style = {"facecolors": colour, "edgecolors": "white", "linewidth": edge}
+            axes.broken_barh([span], (first, count), **style)
         first, count = max(slot.places, key=lambda place: place[1])
         wide = slot.seconds / end * _AXES_POINTS[0]
-        if wide > 6.5 * len(slot.name) and count / used * _AXES_POINTS[1] > 11:
-            axes.text(
-                span[0] + span[1] / 2,
-                first + count / 2,
-                slot.name,
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="white" if colour in _WHITE_ON else "black",
-            )
-    axes.set_ylim(0, used)
-    axes.set_yticks(sorted({0, used // 2, used}))
-    axes.set_ylabel("devices")
+        if wide > 6.5 * len(slot.name) and count * points > 11:
+            middle = (span[0] + span[1] / 2, first + count / 2)
+            ink = "white" if colour in _WHITE_ON else "black"
+            axes.text(*middle, slot.name, ha="center", va="center", fontsize=8, color=ink)
+    axes.set(ylim=(0, used), yticks=sorted({0, used // 2, used}), ylabel="devices")
 
 
 def _legend(cluster: ClusterPlan) -> list[Any]:
-    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
+    slots = {slot.level: slot for slot in cluster.tree.slots}
+    rows = [(_models(s), slots[s.level], s.models) for s in reversed(cluster.plan.stages)]
     handles: list[Any] = []
-    for stage in reversed(cluster.plan.stages):
-        slot = next(slot for slot in cluster.tree.slots if slot.level == stage.level)
-        each = " each" * (stage.models > 1)
-        label = f"{_models(stage)}\non {counted(slot.devices, 'device')}{each}"
+    for name, slot, models in (*rows, ("standard training", cluster.standard.slots[0], 1)):
+        each = " each" * (models > 1)
+        label = f"{name}\non {counted(slot.devices, 'device')}{each}"
         handles.append(Patch(color=_colour(slot), label=label))
-    alone = cluster.standard.slots[0]
-    label = f"standard training\non {counted(alone.devices, 'device')}"
-    handles.append(Patch(color=_colour(alone), label=label))
-    return [*handles, Line2D([], [], label="no timetable of\nthe tree is shorter", **_BOUND)]
+    return [*handles, legend_line("no timetable of\nthe tree is shorter", **_BOUND)]
 
 
 def _title(cluster: ClusterPlan) -> str:
@@ -207,13 +186,11 @@ def _bar(slot: Slot, end: float, columns: int) -> str:
 
 def _profile(slots: Sequence[Slot], end: float, columns: int, most: int) -> str:
     """Return the devices in use in each column, in eighths of `most`."""
-    step, busy = end / columns, [0.0] * columns
+    step, busy = end / columns, np.zeros(columns)
+    edges = step * np.arange(columns + 1)
     for slot in slots:
-        first = min(columns - 1, int(slot.start_seconds / step))
-        last = min(columns - 1, int(slot.end_seconds / step))
-        for column in range(first, last + 1):
-            shared = min(slot.end_seconds, (column + 1) * step)
-            shared -= max(slot.start_seconds, column * step)
-            busy[column] += slot.devices * max(0.0, shared) / step
+        ends = np.minimum(slot.end_seconds, edges[1:])
+        shared = ends - np.maximum(slot.start_seconds, edges[:-1])
+        busy += slot.devices * shared.clip(min=0) / step
     eighths = [min(8, -(-int(80 * value / most) // 10)) for value in busy]
     return "".join(_EIGHTHS[n] for n in eighths).rstrip()

@@ -4,6 +4,8 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import groupby
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -40,15 +42,13 @@ def watch_run(
         raise RunError(f"every is {every:g}, expected more than 0 seconds", "2 is the default.")
     _check_folder(folder)
     seen = looks(folder, every, pause)
-    try:
+    with suppress(KeyboardInterrupt):
         if as_json:
             _tell_json(seen)
         elif console.is_terminal:
             _show(seen, folder, console, every)
         else:
             _tell(seen, folder, console)
-    except KeyboardInterrupt:
-        pass
 
 
 def looks(folder: Path, every: float, pause: Callable[[float], None]) -> Iterator[Status | None]:
@@ -104,13 +104,13 @@ def _tell_json(seen: Iterator[Status | None]) -> None:
 
 
 def _tell(seen: Iterator[Status | None], folder: Path, console: Console) -> None:
-    last = ""
-    for status in seen:
+    def text_of(status: Status | None) -> str:
         with console.capture() as captured:
             console.print(status_table(status) if status else _waiting(folder))
-        if captured.get() != last:
-            last = captured.get()
-            console.out(last, highlight=False)
+        return captured.get()
+
+    for text, _ in groupby(map(text_of, seen)):  # printed again when it has changed
+        console.out(text, highlight=False)
 
 
 def _show(seen: Iterator[Status | None], folder: Path, console: Console, every: float) -> None:

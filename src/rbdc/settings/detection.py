@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rbdc.settings.duration import Extent
-from rbdc.settings.files import RECIPES, read_settings
+from rbdc.settings.files import RECIPES, read_recipe
 from rbdc.settings.recipe import Optimization
 from rbdc.settings.schema import (
     Amount,
@@ -88,4 +88,4 @@ class DetectionRecipe(Optimization):
 
 def read_detection_recipe(name: str, given: Mapping[str, Any]) -> DetectionRecipe:
     """Return a recipe of `rbdc transfer`, shipped or in a YAML file; `given` overrides it."""
-    return DetectionRecipe(**{**read_settings(name, RECIPES / "transfer"), **given})
+    return DetectionRecipe(**{**read_recipe(name, RECIPES / "transfer"), **given})

@@ -19,12 +19,7 @@ def shipped_recipes(folder: Traversable = RECIPES) -> list[str]:
     )
 
 
-def read_recipe(name: str) -> dict[str, Any]:
-    """Return the settings in a shipped recipe of `rbdc train`, or in a YAML file."""
-    return read_settings(name, RECIPES)
-
-
-def read_settings(name: str, folder: Traversable) -> dict[str, Any]:
+def read_recipe(name: str, folder: Traversable = RECIPES) -> dict[str, Any]:
     """Return the settings in a recipe of `folder` or a YAML file, with underscores in names."""
     known = shipped_recipes(folder)
     if name in known:

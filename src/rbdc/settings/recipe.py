@@ -18,8 +18,6 @@ from rbdc.settings.schema import (
     settings,
 )
 
-Interpolation = Literal["bilinear", "bicubic", "random"]
-
 
 @settings
 class Augmentation(Settings):
@@ -40,7 +38,7 @@ class Augmentation(Settings):
     """strength of colour jitter; ignored when aa is given"""
     aa: str | None = None
     """AutoAugment policy, such as rand-m9-mstd0.5-inc1; by default none"""
-    train_interpolation: Interpolation = "random"
+    train_interpolation: Literal["bilinear", "bicubic", "random"] = "random"
     """how training images are resized"""
     reprob: Share = 0.0
     """probability of random erasing, per image"""

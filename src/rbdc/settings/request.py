@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Annotated, Any, Literal
-
-from pydantic import BeforeValidator
+from typing import Any, Literal
 
 from rbdc.errors import RecipeError
 from rbdc.settings.recipe import Recipe
@@ -18,11 +16,6 @@ from rbdc.settings.schema import (
     settings,
     unknown_setting,
 )
-
-
-def _names(value: Any) -> Any:
-    """Split `restart,carry`."""
-    return value.split(",") if isinstance(value, str) else value
 
 
 @settings
@@ -81,9 +74,7 @@ class Request(Settings):
     # rounds (growth/rbdc.py): its protocols must cost exactly the same FLOPs.
     seed: int = 0
     """seed of everything random in the run"""
-    transition: Annotated[Several[Literal["restart", "carry"]], BeforeValidator(_names)] = (
-        "carry",
-    )
+    transition: Several[Literal["restart", "carry"]] = ("carry",)
     """carry the optimizer's state over at a coupling, or restart as the paper does; or one name per
     level, leaves first"""
     carry_warmup_epochs: Epochs = 1.0
@@ -120,16 +111,15 @@ def split_settings(
     is given, it replaces the file's, in whatever way the file gives it.
     """
     given = given or {}
-    base = dict(file)
-    if "model" in given:
-        base.pop("model_kwargs", None)
+    replaced = {"model_kwargs"} if "model" in given else set()
     if any(name in given for name in SPEND):
-        base = {name: value for name, value in base.items() if name not in SPEND}
+        replaced |= {*SPEND}
+    base = {name: value for name, value in file.items() if name not in replaced}
     merged = {**base, **given}
     of_request, of_recipe = schemas(Request), schemas(Recipe)
     for name in merged:
-        if name not in of_request and name not in of_recipe:
+        if name not in {**of_request, **of_recipe}:
             raise unknown_setting(name, [*of_request, *of_recipe])
-    request = {name: value for name, value in merged.items() if name in of_request}
-    recipe = {name: value for name, value in merged.items() if name in of_recipe}
+    request = {name: merged[name] for name in of_request if name in merged}
+    recipe = {name: merged[name] for name in of_recipe if name in merged}
     return Request(**request), Recipe(**recipe)

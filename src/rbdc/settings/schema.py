@@ -5,9 +5,9 @@ told, what `--help` prints and what the reference lists all come from the class'
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
-from typing import Annotated, Any, TypeAlias, TypeVar, cast, dataclass_transform, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, cast, dataclass_transform, get_origin
 
 import pydantic.dataclasses
 from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
@@ -24,8 +24,17 @@ Amount = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
-Pair = Annotated[tuple[T, T], Strict(False)]  # a list, as YAML has, becomes a tuple
-Several = Annotated[tuple[T, ...], Strict(False)]
+
+
+def _split(value: Any) -> Any:
+    """Split lists that are text: `restart,carry`, or `[0.08, 1.0]`."""
+    if not isinstance(value, str):
+        return value
+    return [text.strip() for text in value.strip("[]").split(",")]
+
+
+Pair = Annotated[tuple[T, T], Strict(False), BeforeValidator(_split)]  # YAML's lists become tuples
+Several = Annotated[tuple[T, ...], Strict(False), BeforeValidator(_split)]
 
 
 def _length(unit: Unit) -> BeforeValidator:
@@ -51,12 +60,7 @@ _CONFIG = ConfigDict(
     allow_inf_nan=False,
     use_attribute_docstrings=True,
 )
-_LIMITS = {
-    "minimum": "at least",
-    "exclusiveMinimum": "more than",
-    "maximum": "at most",
-}
-_OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than_equal")
+_LIMITS = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most"}
 _KINDS = {
     "number": "a number",
     "integer": "a whole number",
@@ -86,7 +90,7 @@ def settings(cls: type[T]) -> type[T]:
         try:
             init(self, **values)
         except ValidationError as error:
-            raise refusal(error, made, values) from None
+            raise _class_refusal(error, made, values) from None
 
     made.__init__ = checked
     return cast(type[T], made)
@@ -95,7 +99,7 @@ def settings(cls: type[T]) -> type[T]:
 @cache
 def schemas(cls: type) -> Mapping[str, Json]:
     """Return the JSON schema of each field: type, range, default and description."""
-    properties: Mapping[str, Json] = TypeAdapter(cls).json_schema()["properties"]
+    properties: Mapping[str, Json] = schema_of(cls)["properties"]
     for base in filter(dataclasses.is_dataclass, cls.__mro__[1:]):
         for name, schema in schemas(base).items():  # pydantic reads a class's own texts only
             properties[name].setdefault("description", schema["description"])
@@ -107,80 +111,56 @@ def schema_of(hint: Any) -> Json:
     return TypeAdapter(hint).json_schema()
 
 
-def read_words(cls: type, name: str, words: str | list[str]) -> Any:
-    """Return the value of a setting that the command line gives as text.
+def read_words(hint: Any, option: str, words: str | list[str]) -> Any:
+    """Return the value of an option that the command line gives as text.
 
     Numbers are read from text here, and only here: in recipe files they are numbers already.
     """
-    hint, schema = get_type_hints(cls, include_extras=True)[name], schemas(cls)[name]
-    texts: Any = words
-    if isinstance(words, list):  # 0.08 1.0, or 0.08,1.0, or [0.08, 1.0]
-        texts = [text.strip() for text in ",".join(words).strip("[]").split(",")]
-    if texts in ("null", ["null"]) and nullable(schema):
+    schema, whole = schema_of(hint), get_origin(hint) is list  # paths are not split at commas
+    text = words if isinstance(words, str) or whole else ",".join(words)
+    if text == "null" and nullable(schema):
         return None
-    return read_value(hint, f"--{name.replace('_', '-')}", texts)
-
-
-def read_value(hint: Any, option: str, text: str | list[str]) -> Any:
-    """Return the value of an option that is given as text."""
     try:
         return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(text)
     except ValidationError as error:
-        first, schema = error.errors(include_url=False)[0], schema_of(hint)
-        if _cause(first) or first["type"] in _OUT_OF_RANGE:
-            raise _refused(option, schema, text, first) from None
-        said = text if isinstance(text, str) else " ".join(text)
-        raise RecipeError(
-            f"{option} got {said}, expected {kind(schema, nothing='null')}",
-            _remedy(first["input"], schema),
-        ) from None
+        said = words if isinstance(words, str) else " ".join(words)
+        raise _refusal(error, option, f"got {said}", schema, nothing="null") from None
 
 
-def refusal(error: ValidationError, cls: type, values: Mapping[str, Any]) -> RbdcError:
-    """Return the first mistake that pydantic found, as two plain lines."""
-    first = error.errors(include_url=False)[0]
+def _class_refusal(error: ValidationError, cls: type, values: Mapping[str, Any]) -> RbdcError:
+    """Return the first mistake that pydantic found in the settings of a class."""
+    first = error.errors()[0]
     if not first["loc"]:  # settings that do not go together
-        cause = _cause(first)
-        assert cause is not None, first
-        return cause
+        return cast(RbdcError, first["ctx"]["error"])
     name = str(first["loc"][0])
     if name not in schemas(cls):
         return unknown_setting(name, list(schemas(cls)))
-    return _refused(name, schemas(cls)[name], values[name], first)
+    return _refusal(error, name, f"is {values[name]!r}", schemas(cls)[name])
 
 
 def unknown_setting(name: str, known: list[str]) -> RecipeError:
     """Return the mistake of a name that no setting has."""
-    return RecipeError(
-        f"no setting is called {name!r}",
-        nearest(name, known) or f"Known are {', '.join(known)}.",
-    )
+    remedy = nearest(name, known) or f"Known are {', '.join(known)}."
+    return RecipeError(f"no setting is called {name!r}", remedy)
 
 
-def _cause(first: Mapping[str, Any]) -> RbdcError | None:
-    """Return the mistake that a validator of ours raised."""
-    cause = first.get("ctx", {}).get("error")
-    return cause if isinstance(cause, RbdcError) else None
-
-
-def _refused(name: str, schema: Json, value: Any, first: Mapping[str, Any]) -> RecipeError:
-    if cause := _cause(first):
+def _refusal(
+    error: ValidationError, name: str, said: str, schema: Json, *, nothing: str = "nothing"
+) -> RecipeError:
+    """Return the first mistake that pydantic found in one value, as two plain lines."""
+    first = error.errors()[0]
+    value, cause = first["input"], first.get("ctx", {}).get("error")
+    if isinstance(cause, RbdcError):  # a validator of ours raised it
         return RecipeError(f"{name}: {cause.problem}", cause.remedy)
-    if first["type"] in _OUT_OF_RANGE:
-        number = float(first["input"])
-        return RecipeError(
-            f"{name} is {number:g}, expected {limits(schema)}", "Give a value in this range."
-        )
-    return RecipeError(
-        f"{name} is {value!r}, expected {kind(schema)}", _remedy(first["input"], schema)
-    )
-
-
-def _remedy(value: Any, schema: Json) -> str:
-    if isinstance(value, str) and _is_number(value) and choices(schema) == []:
-        return "Numbers are written 0.001 or 1.0e-3: YAML reads 1e-3 as text."
-    near = nearest(value, choices(schema)) if isinstance(value, str) else ""
-    return near or f"Give {kind(schema)}."
+    if first["type"] in ("greater_than", "greater_than_equal", "less_than_equal"):
+        problem = f"{name} is {float(value):g}, expected {limits(schema)}"
+        return RecipeError(problem, "Give a value in this range.")
+    remedy = f"Give {kind(schema)}."
+    if isinstance(value, str) and choices(schema):
+        remedy = nearest(value, choices(schema)) or remedy
+    elif isinstance(value, str) and _is_number(value):
+        remedy = "Numbers are written 0.001 or 1.0e-3: YAML reads 1e-3 as text."
+    return RecipeError(f"{name} {said}, expected {kind(schema, nothing=nothing)}", remedy)
 
 
 def _is_number(text: str) -> bool:
@@ -191,21 +171,22 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _parts(schema: Json) -> list[Json]:
-    """Return the schemas inside of one: alternatives, and the members of a list."""
+def _walk(schema: Json) -> Iterator[Json]:
+    """Yield a schema and those inside of it: alternatives, and the members of a list."""
+    yield schema
     inner = [*schema.get("anyOf", ()), *schema.get("prefixItems", ())]
-    return [*inner, schema["items"]] if "items" in schema else inner
+    for part in [*inner, schema["items"]] if "items" in schema else inner:
+        yield from _walk(part)
 
 
 def nullable(schema: Json) -> bool:
     """Return whether the setting may be null."""
-    return any(part.get("type") == "null" for part in schema.get("anyOf", ()))
+    return any(part.get("type") == "null" for part in _walk(schema))
 
 
 def choices(schema: Json) -> list[str]:
     """Return the names that the setting, or a member of its list, may have."""
-    inner = [choice for part in _parts(schema) for choice in choices(part)]
-    return [*map(str, schema.get("enum", ())), *inner]
+    return [str(choice) for part in _walk(schema) for choice in part.get("enum", ())]
 
 
 def kind(schema: Json, *, nothing: str = "nothing") -> str:
@@ -218,7 +199,8 @@ def kind(schema: Json, *, nothing: str = "nothing") -> str:
         return str(schema["const"])
     if schema.get("type") == "array":
         length = f"{schema['maxItems']} of " if "maxItems" in schema else ""
-        return f"a list: {length}{kind(_parts(schema)[0])}"
+        (member, *_) = schema.get("prefixItems", [schema.get("items")])
+        return f"a list: {length}{kind(member)}"
     if schema.get("type") == "null":
         return nothing
     return _KINDS.get(schema.get("type", ""), "a length such as '500 steps' or '10%'")
@@ -226,5 +208,8 @@ def kind(schema: Json, *, nothing: str = "nothing") -> str:
 
 def limits(schema: Json) -> str:
     """Return the range of a setting, or of its list's members, in words."""
-    said = [f"{word} {schema[key]:g}" for key, word in _LIMITS.items() if key in schema]
-    return " and ".join(said) or next(filter(None, map(limits, _parts(schema))), "")
+    said = (
+        " and ".join(f"{word} {part[key]:g}" for key, word in _LIMITS.items() if key in part)
+        for part in _walk(schema)
+    )
+    return next(filter(None, said), "")

@@ -20,10 +20,9 @@ from torchvision.models.detection.backbone_utils import BackboneWithFPN
 
 from rbdc.errors import ModelError
 from rbdc.models.families import family_of
-from rbdc.transfer.pyramid import STRIDES, Norm, SimpleFPN
-from rbdc.transfer.weights import WeightReport, account, fill_vit
-
-CHANNELS = 256  # channels of every map of a pyramid, as in both papers
+from rbdc.settings.detection import DetectionRecipe
+from rbdc.transfer.pyramid import STRIDES, SimpleFPN
+from rbdc.transfer.weights import WeightReport, fill_vit, report_weights
 
 
 class ViTBackbone(nn.Sequential):
@@ -34,21 +33,12 @@ class ViTBackbone(nn.Sequential):
         self.out_channels = fpn.out_channels
 
 
-def backbone_of(
-    classifier: nn.Module,
-    *,
-    window: int = 14,
-    drop_path: float = 0.0,
-    norm: Norm = "layer",
-    frozen_norms: bool = True,
-    channels: int = CHANNELS,
-) -> tuple[nn.Module, WeightReport]:
+def backbone_of(classifier: nn.Module, recipe: DetectionRecipe) -> tuple[nn.Module, WeightReport]:
     """Return the classifier's feature extractor with a pyramid, and a report on its weights.
 
-    The classifier's weights are copied, and the pyramid's are new. `window` (in patches),
-    `drop_path` and `norm` (of the pyramid) are for ViTs; with a window of 0 every block has global
-    attention. `frozen_norms` is for ResNets: it freezes the statistics of their batch norms,
-    because a detector's batches are too small to estimate them. Every map has `channels` channels.
+    The classifier's weights are copied, and the pyramid's are new. The recipe's `window`,
+    `drop_path` and `pyramid_norm` are for ViTs. Its `frozen_norms` is for ResNets: a detector's
+    batches are too small to estimate the statistics of batch norms.
     """
     family_of(classifier)  # refuse other architectures
     record: Any = classifier.pretrained_cfg
@@ -58,20 +48,14 @@ def backbone_of(
             "A detector needs three: use a classifier of colour images.",
         )
     if isinstance(classifier, ResNet):
-        return _resnet_backbone(classifier, frozen_norms, channels)
-    body, report = vit_body(classifier, window=window, drop_path=drop_path)
+        return _resnet_backbone(classifier, recipe)
+    body, report = vit_body(classifier, recipe)
     stride = body.patch_embed.patch_size[0]
-    return ViTBackbone(body, SimpleFPN(body.embed_dim, stride, channels, norm)), report
+    pyramid = SimpleFPN(body.embed_dim, stride, recipe.channels, recipe.pyramid_norm)
+    return ViTBackbone(body, pyramid), report
 
 
-def global_blocks(depth: int) -> tuple[int, ...]:
-    """Return the blocks with global attention, every third: 2, 5, 8 and 11 of twelve."""
-    return tuple(range(2, depth, 3))
-
-
-def vit_body(
-    classifier: VisionTransformer, *, window: int = 14, drop_path: float = 0.0
-) -> tuple[Any, WeightReport]:
+def vit_body(classifier: VisionTransformer, recipe: DetectionRecipe) -> tuple[Any, WeightReport]:
     """Build a ViT's blocks on a map of patches: (images, 3, H, W) -> (images, C, H/p, W/p).
 
     H and W are arbitrary: the image is padded to a multiple of the patch size, and the position
@@ -103,9 +87,9 @@ def vit_body(
             PatchEmbed, output_fmt=Format.NHWC, strict_img_size=False, dynamic_img_pad=True
         ),
         use_abs_pos=classifier.pos_embed is not None,
-        window_size=window,
-        global_attn_indexes=global_blocks(len(classifier.blocks)),
-        drop_path_rate=drop_path,
+        window_size=recipe.window,
+        global_attn_indexes=tuple(range(2, len(classifier.blocks), 3)),  # 2, 5, 8, 11 of twelve
+        drop_path_rate=recipe.drop_path,
         neck_chans=0,
     )
     body.neck = body.head = nn.Identity()  # in timm these are the final norm and the classifier
@@ -134,9 +118,7 @@ def _check_standard(classifier: VisionTransformer) -> None:
             )
 
 
-def _resnet_backbone(
-    classifier: ResNet, frozen_norms: bool, channels: int
-) -> tuple[nn.Module, WeightReport]:
+def _resnet_backbone(classifier: ResNet, recipe: DetectionRecipe) -> tuple[nn.Module, WeightReport]:
     stages = classifier.feature_info[1:]
     strides = tuple(info["reduction"] for info in stages)
     if strides != STRIDES:
@@ -146,9 +128,9 @@ def _resnet_backbone(
         )
     network = copy.deepcopy(classifier)
     backbone = BackboneWithFPN(
-        freeze_batch_norm_2d(network) if frozen_norms else network,
+        freeze_batch_norm_2d(network) if recipe.frozen_norms else network,
         {info["module"]: str(number) for number, info in enumerate(stages)},
         [info["num_chs"] for info in stages],
-        channels,
+        recipe.channels,
     )
-    return backbone, account(backbone.body, classifier)
+    return backbone, report_weights(backbone.body.state_dict(), classifier.state_dict())

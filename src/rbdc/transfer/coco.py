@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 from zlib import crc32
 
 import torch
@@ -93,31 +93,33 @@ class CocoSet:
         }
 
 
-def open_coco(root: str | Path) -> tuple[CocoSet, CocoSet]:
-    """Open the training and validation split of a folder in COCO's layout.
+class Splits(NamedTuple):
+    """The training and validation images. The classes are those of the training images."""
 
-    `annotations/instances_train2017.json` belongs to `train2017/`, and likewise for val. The year
-    may be different or missing.
+    train: CocoSet
+    val: CocoSet
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.train.class_names
+
+    def to_json(self) -> dict[str, Any]:
+        return {"train": self.train.to_json(), "val": self.val.to_json()}
+
+
+def open_splits(data: str | Path, *others: str | Path) -> Splits:
+    """Open a folder in COCO's layout; or annotations and images of training, then of validation.
+
+    In COCO's layout, `annotations/instances_train2017.json` belongs to `train2017/`, and likewise
+    for val. The year may be different or missing. Splits on which a detector cannot be trained or
+    evaluated are refused.
     """
-    root = Path(root)
-    splits = []
-    for split in ("train", "val"):
-        found = list(root.glob(f"annotations/instances_{split}*.json"))
-        if len(found) != 1:
-            raise DataError(
-                f"{root} has {len(found)} files annotations/instances_{split}*.json, "
-                "one was expected",
-                "Give a folder in COCO's layout, or name each split's JSON and image folder.",
-            )
-        splits.append(read_coco(found[0], root / found[0].stem.removeprefix("instances_")))
-    train, val = splits
-    check_splits(train, val)
-    return train, val
-
-
-def check_splits(train: CocoSet, val: CocoSet) -> None:
-    """Refuse splits on which a detector cannot be trained or evaluated."""
-    for split in (train, val):
+    if others:
+        images, val_annotations, val_images = others
+        splits = Splits(read_coco(data, images), read_coco(val_annotations, val_images))
+    else:
+        splits = Splits(*(_open_split(Path(data), split) for split in ("train", "val")))
+    for split in splits:
         if not split.objects:
             reasons = ", ".join(f"{count} x {why}" for why, count in split.dropped.items())
             raise DataError(
@@ -125,14 +127,26 @@ def check_splits(train: CocoSet, val: CocoSet) -> None:
                 "Both splits need objects with boxes and masks; test sets without annotations "
                 "cannot be scored.",
             )
+    train, val = splits
     if not val.labels(train.class_names):
-        ours, theirs = (", ".join(split.class_names[:5]) for split in (train, val))
+        ours, theirs = (", ".join(split.class_names[:5]) for split in splits)
         raise DataError(
             f"{train.annotations} and {val.annotations} have no category in common: "
             f"{ours} against {theirs}",
             nearest(val.class_names[0], train.class_names)
             or "Categories match if their names are equal.",
         )
+    return splits
+
+
+def _open_split(root: Path, split: str) -> CocoSet:
+    found = list(root.glob(f"annotations/instances_{split}*.json"))
+    if len(found) != 1:
+        raise DataError(
+            f"{root} has {len(found)} files annotations/instances_{split}*.json, one was expected",
+            "Give a folder in COCO's layout, or name each split's JSON and image folder.",
+        )
+    return read_coco(found[0], root / found[0].stem.removeprefix("instances_"))
 
 
 def read_coco(annotations: str | Path, images: str | Path) -> CocoSet:
@@ -287,7 +301,7 @@ def _sizes(path: Path, entries: Iterable[Mapping[str, Any]]) -> dict[int, tuple[
         if id in sizes:
             raise DataError(f"{path} has two images with the id {id}", "Give each its own.")
         height, width, name = (entry.get(key) for key in ("height", "width", "file_name"))
-        if not (_whole(height) and _whole(width) and isinstance(name, str)):
+        if not (type(height) is int and type(width) is int and isinstance(name, str)):
             raise _wrong(path, f"does not give file_name, height and width of image {id}")
         if height < 1 or width < 1:
             raise _wrong(path, f"gives image {id} a size of {width} x {height} px")
@@ -297,14 +311,10 @@ def _sizes(path: Path, entries: Iterable[Mapping[str, Any]]) -> dict[int, tuple[
 
 def _id(path: Path, entry: Mapping[str, Any], key: str) -> int:
     value = entry.get(key)
-    if not _whole(value):
+    if type(value) is not int:  # True is an int too, but no id
         expected = f"{key} is {value!r}, a whole number was expected"
         raise _wrong(path, f"is not in COCO's format: {expected}")
     return value
-
-
-def _whole(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _numbers(values: Any, count: int) -> TypeGuard[list[float]]:

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from timm.optim import param_groups_layer_decay
@@ -23,47 +22,17 @@ from rbdc.training.optimizer import timm_optimizer
 from rbdc.training.problem import Problem
 from rbdc.training.state import State
 from rbdc.transfer.backbone import ViTBackbone
-from rbdc.transfer.batches import DetectionBatch, DetectionBatches
-from rbdc.transfer.coco import CocoSet
-from rbdc.transfer.detector import Detector, DetectorSettings, build_detector
+from rbdc.transfer.batches import DetectionBatch, DetectionBatches, DetectionSamples, make_transform
+from rbdc.transfer.detector import Detector, build_detector
 from rbdc.transfer.folder import save_detector
 from rbdc.transfer.pictures import draw_sheet
-from rbdc.transfer.samples import DetectionSamples, Views
-from rbdc.transfer.scores import Results, results_of, score
+from rbdc.transfer.scores import join_results, results_of, score
+
+if TYPE_CHECKING:
+    from rbdc.transfer.jobs import DetectJob
 
 VIT_DECAY = 0.7  # factor of the learning rate from a layer to the one before it, as in the paper
 SHOWN = 8  # images on the sheet of predictions
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Splits:
-    """The training and validation images. The classes are those of the training images."""
-
-    train: CocoSet
-    val: CocoSet
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.train.class_names
-
-    def to_json(self) -> dict[str, Any]:
-        return {"train": self.train.to_json(), "val": self.val.to_json()}
-
-
-def settings_of(recipe: DetectionRecipe) -> DetectorSettings:
-    """Return the settings of a recipe's detector. Their fields have the same names."""
-    return DetectorSettings(**{f.name: getattr(recipe, f.name) for f in fields(DetectorSettings)})
-
-
-def views_of(recipe: DetectionRecipe) -> Views:
-    """Return the augmentation of a recipe."""
-    return Views(
-        min_size=recipe.train_sizes or (recipe.min_size,),
-        max_size=recipe.max_size,
-        flip=recipe.flip,
-        jitter=recipe.jitter,
-        jitter_size=recipe.jitter_size,
-    )
 
 
 def groups_of(detector: Detector, recipe: DetectionRecipe) -> list[dict[str, Any]]:
@@ -89,51 +58,34 @@ class Detection(Problem):
     primary_metric = "mask_map"
     recipe: DetectionRecipe
 
-    def __init__(
-        self,
-        classifier: nn.Module,
-        splits: Splits,
-        recipe: DetectionRecipe,
-        seed: int,
-        *,
-        identity: dict[str, Any],
-        name: str,
-        machine: Machine,
-        world: World,
-    ) -> None:
-        """Prepare the batches. `identity` is everything that decides the result."""
-        self.classifier, self.splits, self.recipe, self.seed = classifier, splits, recipe, seed
-        self.identity, self.name, self.machine, self.world = identity, name, machine, world
-        self.epochs = recipe.epochs
+    def __init__(self, job: "DetectJob", machine: Machine, world: World) -> None:
+        self.job, self.machine, self.world = job, machine, world
+        self.recipe, self.splits, self.seed = job.recipe, job.splits, job.seed
+        self.name = f"Mask R-CNN on {job.backbone.spec}"
+        self.classifier = job.backbone.open(job.seed)
         self.device = torch_device(machine, world.local_rank)
-        batches = partial(
-            DetectionBatches,
-            device=self.device,
-            workers=machine.workers,
-            part=(world.size, world.rank),
-        )
-        names = splits.class_names
+        part = (world.size, world.rank)
+        batches = partial(DetectionBatches, device=self.device, workers=machine.workers, part=part)
+        (train, val), names = self.splits, self.splits.class_names
         self.training = batches(
-            DetectionSamples(splits.train, names, views=views_of(recipe), seed=seed),
-            batch_size=recipe.batch_size,
-            micro=recipe.grad_accum_steps,
+            samples=DetectionSamples(train, names, make_transform(self.recipe), self.seed),
+            batch_size=self.recipe.batch_size,
+            micro=self.recipe.grad_accum_steps,
         )
-        self.val = batches(DetectionSamples(splits.val, names), batch_size=1)
-        self.steps_per_epoch = self.training.steps_per_epoch
-        self.steps = recipe.steps(self.steps_per_epoch)
-        self.results = Results()  # results of the last evaluation, in rank 0
+        self.val = batches(samples=DetectionSamples(val, names))
+        self.epochs, self.steps_per_epoch = self.recipe.epochs, self.training.steps_per_epoch
+        self.steps = self.recipe.steps(self.steps_per_epoch)
+        self.results = join_results([])  # results of the last evaluation, in rank 0
 
     def to_json(self) -> dict[str, Any]:
-        return self.identity
+        return self.job.content()
 
     def state(self, *, fresh: bool) -> State:  # noqa: ARG002 - a checkpoint overwrites it
         """Return the state with the classifier's weights; other weights are drawn from the seed."""
-        classes, settings = len(self.splits.class_names), settings_of(self.recipe)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(self.seed, "weights"))
-            detector, self.weights = build_detector(
-                self.classifier, classes=classes, settings=settings
-            )
+            classes = len(self.splits.class_names)
+            detector, self.weights = build_detector(self.classifier, classes, self.recipe)
         return State(
             detector,
             self.recipe,
@@ -169,21 +121,21 @@ class Detection(Problem):
         return str(self.splits.train.pictures[index].location)
 
     def evaluate(self, model: nn.Module, autocast: AbstractContextManager[Any]) -> dict[str, float]:
-        splits, mine = self.splits, Results()
+        mine, (train, val) = [], self.splits
         with torch.no_grad(), evaluating(model):
             for batch in self.val.once():
                 with autocast:
                     outputs = model(batch.images)
                 ids = [int(target["image_id"]) for target in batch.targets]
-                mine += results_of(outputs, ids, splits.val, splits.class_names)
-        gathered = self.world.gather(mine)
+                mine.append(results_of(outputs, ids, val, train.class_names))
+        gathered = self.world.gather(join_results(mine))
 
         def scores() -> dict[str, float]:
-            self.results = sum(gathered, Results())
-            found = score(splits.val.annotations, self.results)
+            self.results = join_results(gathered)
+            found = score(val.annotations, self.results)
             return {
-                f"{kind}_m{name}": getattr(precision, name) or 0.0
-                for kind, precision in (("box", found.boxes), ("mask", found.masks))
+                f"{kind}_m{name}": precision[name] or 0.0
+                for kind, precision in (("box", found["boxes"]), ("mask", found["masks"]))
                 for name in ("ap", "ap50", "ap75")
             }
 
@@ -191,8 +143,7 @@ class Detection(Problem):
 
     def export(self, model: nn.Module, folder: Path) -> None:
         assert isinstance(model, Detector)
-        settings = settings_of(self.recipe)
-        save_detector(model, folder, self.classifier, settings, self.splits.class_names)
+        save_detector(model, folder, self.classifier, self.recipe, self.splits.class_names)
 
     @torch.no_grad()
     def draw(self, model: nn.Module, path: Path) -> None:

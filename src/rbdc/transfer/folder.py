@@ -1,22 +1,22 @@
 """Write and read a trained detector: its weights and its description."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from rbdc.errors import CheckpointError
+from rbdc.errors import CheckpointError, RecipeError
 from rbdc.models import ModelSpec, build_empty, spec_of
+from rbdc.settings.detection import DetectionRecipe
 from rbdc.training.checkpoint import read_state, write_state
-from rbdc.transfer.detector import Detector, DetectorSettings, build_detector
+from rbdc.transfer.detector import ARCHITECTURE, Detector, build_detector
 
 
 def save_detector(
     detector: Detector,
     folder: Path,
     classifier: nn.Module,
-    settings: DetectorSettings,
+    recipe: DetectionRecipe,
     class_names: tuple[str, ...],
 ) -> None:
     """Write a detector atomically, with everything needed to build it on this classifier again."""
@@ -25,7 +25,7 @@ def save_detector(
         "backbone": spec_of(classifier).to_json(),
         "mean": list(record["mean"]),
         "std": list(record["std"]),
-        "settings": asdict(settings),
+        "settings": {name: getattr(recipe, name) for name in ARCHITECTURE},
         "class_names": list(class_names),
     }
     write_state(folder, detector.state_dict(), {"detector": about})
@@ -43,11 +43,10 @@ def load_detector(folder: str | Path) -> tuple[Detector, tuple[str, ...]]:
         classifier: Any = build_empty(ModelSpec(**about["backbone"]))
         classifier.pretrained_cfg.update(mean=about["mean"], std=about["std"])
         names = tuple(about["class_names"])
-        detector, _ = build_detector(
-            classifier, classes=len(names), settings=DetectorSettings(**about["settings"])
-        )
+        recipe = DetectionRecipe(**about["settings"])
+        detector, _ = build_detector(classifier, len(names), recipe)
         detector.load_state_dict(tensors)
-    except (KeyError, TypeError, RuntimeError) as error:
+    except (KeyError, TypeError, RecipeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"{folder} contains no detector: {reason}", "Name a folder that rbdc transfer wrote."

@@ -22,10 +22,11 @@ from rbdc.settings.detection import DetectionRecipe
 from rbdc.training import Observer, Session, Trained
 from rbdc.training.machine import check_machine
 from rbdc.training.optimizer import optimizer_slots
-from rbdc.transfer.batches import check_micro_batches
-from rbdc.transfer.detection import Detection, Splits, settings_of, views_of
+from rbdc.transfer.batches import check_micro_batches, make_transform
+from rbdc.transfer.coco import Splits
+from rbdc.transfer.detection import Detection
 from rbdc.transfer.detector import DetectorCost, build_detector, detector_cost
-from rbdc.transfer.scores import score
+from rbdc.transfer.scores import score, write_results
 from rbdc.transfer.weights import open_classifier
 
 SCRATCH = "scratch:"
@@ -165,7 +166,7 @@ class DetectJob(Job):
         recipe = self.recipe
         micro_batches = processes * recipe.grad_accum_steps
         check_micro_batches(len(self.splits.train.pictures), recipe.batch_size, micro_batches)
-        views_of(recipe).transform()
+        make_transform(recipe)
         optimizer_slots(recipe)
         _ = self.cost  # builds it, without weights
 
@@ -186,17 +187,8 @@ class DetectJob(Job):
     ) -> dict[str, Any]:
         """Train the detector; leave it with predictions, scores and pictures in its folder."""
         folder, world = context.store.folder(self), context.world
-        problem = Detection(
-            self.backbone.open(self.seed),
-            self.splits,
-            self.recipe,
-            self.seed,
-            identity=self.content(),
-            name=f"Mask R-CNN on {self.backbone.spec}",
-            machine=context.machine,
-            world=world,
-        )
-        flops, machine = (0.0, self.image_flops), context.machine
+        machine, flops = context.machine, (0.0, self.image_flops)
+        problem = Detection(self, machine, world)
         with Session(
             problem, folder, machine=machine, world=world, flops=flops, observe=observe
         ) as session:
@@ -219,15 +211,15 @@ class DetectJob(Job):
         if state.ema_model is not None:
             problem.export(state.ema_model, folder / AVERAGE)
         problem.draw(state.best_model(), folder / SHEET)
-        problem.results.write(folder / PREDICTIONS)
+        write_results(problem.results, folder / PREDICTIONS)
         write_json(folder / WEIGHTS, asdict(problem.weights))
-        scores = score(self.splits.val.annotations, problem.results, by_class=True)
-        write_json(folder / SCORES, asdict(scores))
-        maps = {"mask_map": scores.masks.ap, "box_map": scores.boxes.ap}
-        return {"metrics": maps, "scores": asdict(scores)}
+        scores = score(self.splits.val.annotations, problem.results)
+        write_json(folder / SCORES, scores)
+        maps = {"mask_map": scores["masks"]["ap"], "box_map": scores["boxes"]["ap"]}
+        return {"metrics": maps, "scores": scores}
 
 
 @cache
 def _cost(spec: ModelSpec, classes: int, recipe: DetectionRecipe) -> DetectorCost:
-    detector, _ = build_detector(build_empty(spec), classes=classes, settings=settings_of(recipe))
+    detector, _ = build_detector(build_empty(spec), classes, recipe)
     return detector_cost(detector, recipe.min_size, recipe.max_size)

@@ -27,8 +27,8 @@ def draw_sheet(
     """Draw images with the boxes, masks, classes and scores of their 20 best objects.
 
     Objects below `least_score` are not drawn; if an image has no others, its best one is. `images`
-    are floats (3, H, W) in [0, 1], and `outputs` a detector's outputs, or targets, which have no
-    scores. The suffix of `path` decides the file format.
+    are floats (3, H, W) in [0, 1], and `outputs` a detector's outputs. The suffix of `path` decides
+    the file format.
     """
     if not images:
         raise DataError("there is no image to draw", "Give at least one.")
@@ -50,9 +50,7 @@ def draw_sheet(
         shown = _best(output, least_score)
         axes.imshow(draw_objects(image, shown).permute(1, 2, 0).numpy())
         for index, label in enumerate(shown["labels"].tolist()):
-            text = class_names[label - 1]
-            if "scores" in shown:
-                text += f" {100 * shown['scores'][index].item():.0f}"
+            text = f"{class_names[label - 1]} {100 * shown['scores'][index].item():.0f}"
             style = {"facecolor": _colour(label), "edgecolor": "none", "pad": 0.8}
             left, top, *_ = shown["boxes"][index].tolist()
             axes.text(
@@ -69,17 +67,14 @@ def draw_objects(image: Tensor, output: Mapping[str, Tensor]) -> Tensor:
     if not len(output["boxes"]):
         return pixels
     colours = [_colour(label) for label in output["labels"].tolist()]
-    masks = output["masks"].cpu()
-    masks = (masks[:, 0] if masks.ndim == 4 else masks) > 0.5
+    masks = output["masks"][:, 0].cpu() > 0.5
     pixels = draw_segmentation_masks(pixels, masks, alpha=0.5, colors=colours)
     drawn: Tensor = draw_bounding_boxes(pixels, output["boxes"].cpu(), colors=colours, width=2)
     return drawn
 
 
 def _best(output: Mapping[str, Tensor], least_score: float, most: int = 20) -> dict[str, Tensor]:
-    scores = output.get("scores")
-    if scores is None:
-        return {key: output[key][:most] for key in ("boxes", "labels", "masks")}
+    scores = output["scores"]
     good = int((scores >= least_score).sum())
     chosen = scores.argsort(descending=True)[: min(max(good, 1), most)]
     return {key: output[key][chosen] for key in ("boxes", "labels", "masks", "scores")}

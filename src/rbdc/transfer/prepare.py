@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from rbdc.data import derive_seed
@@ -14,18 +14,8 @@ from rbdc.jobs.layout import JOBS
 from rbdc.jobs.store import Store, folder_name
 from rbdc.runs.run import Result, Run
 from rbdc.settings.detection import DetectionRecipe
-from rbdc.transfer.coco import open_coco, read_coco
-from rbdc.transfer.detection import Splits
+from rbdc.transfer.coco import Splits
 from rbdc.transfer.jobs import SCRATCH, Backbone, DetectJob
-
-
-def open_splits(data: str | Path, *others: str | Path) -> Splits:
-    """Open a folder in COCO's layout; or annotations and images of training, then of validation."""
-    if others:
-        images, val_annotations, val_images = others
-        return Splits(train=read_coco(data, images), val=read_coco(val_annotations, val_images))
-    train, val = open_coco(data)
-    return Splits(train=train, val=val)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,22 +63,23 @@ class Transfer:
     def _result(self, output: Path) -> Result:
         """Return each backbone's detectors; those not finished are missing."""
         store = Store(output / JOBS)
-        rows: dict[str, dict[str, Any]] = {}
-        for job in self.jobs.values():
-            backbone = job.backbone
-            row = rows.setdefault(
-                backbone.name,
-                {
-                    "backbone": backbone.name,
-                    "model": backbone.spec.to_json(),
-                    "sha256": backbone.sha256,
-                    "cost": job.cost.to_json(),
-                    "trained": [],
-                },
-            )
-            if found := store.result(job):
-                row["trained"].append({**found, "folder": f"{JOBS}/{folder_name(job)}"})
-        return {"kind": "transfer", "rows": list(rows.values()), "seeds": list(self.seeds)}
+        rows = []
+        for backbone in self.backbones:
+            jobs = [job for job in self.jobs.values() if job.backbone == backbone]
+            trained = [
+                {**found, "folder": f"{JOBS}/{folder_name(job)}"}
+                for job in jobs
+                if (found := store.result(job))
+            ]
+            row = {
+                "backbone": backbone.name,
+                "model": backbone.spec.to_json(),
+                "sha256": backbone.sha256,
+                "cost": asdict(jobs[0].cost),
+                "trained": trained,
+            }
+            rows.append(row)
+        return {"kind": "transfer", "rows": rows, "seeds": list(self.seeds)}
 
 
 def prepare_transfer(
@@ -114,7 +105,7 @@ def prepare_transfer(
                 "Name each once; --seeds repeats a training.",
             )
     ends = {
-        ("" if b.sha256 else SCRATCH) + PurePath(b.name.removeprefix(SCRATCH)).name: b
+        ("" if b.sha256 else SCRATCH) + Path(b.name.removeprefix(SCRATCH)).name: b
         for b in backbones
     }
     if len(ends) == len(backbones):

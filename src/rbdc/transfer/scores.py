@@ -8,7 +8,6 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,57 +21,32 @@ from rbdc.transfer.coco import CocoSet, Region, pycocotools, read_annotations, r
 Entry = dict[str, Any]  # a prediction as COCO writes it
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Precision:
-    """pycocotools' twelve numbers, in its order, as fractions; None if there are no such objects.
-
-    `ap` is the mean over categories and the IoU thresholds 0.50, 0.55, ..., 0.95. Small objects are
-    below 32 x 32 pixels, large ones above 96 x 96. `arN` is the recall with N detections per image.
-    """
-
-    ap: float | None
-    ap50: float | None
-    ap75: float | None
-    ap_small: float | None
-    ap_medium: float | None
-    ap_large: float | None
-    ar1: float | None
-    ar10: float | None
-    ar100: float | None
-    ar_small: float | None
-    ar_medium: float | None
-    ar_large: float | None
-    by_class: Mapping[str, float | None]
-    """`ap` of each category; empty unless requested."""
+Results = dict[str, list[Entry]]
+"""Predictions in COCO's results format: "boxes" and "masks". An entry has image_id, category_id,
+score, and bbox (left, top, width, height) or segmentation (a compressed run-length code)."""
+Scores = dict[str, dict[str, Any]]
+"""The precision of "boxes" and of "masks": STATS by name, and "by_class", each category's `ap`.
+Values are fractions, or None if there are no such objects."""
+KINDS = {"boxes": "bbox", "masks": "segm"}  # pycocotools' names
+# pycocotools' twelve numbers, in its order. `ap` is the mean over categories and the IoU thresholds
+# 0.50, 0.55, ..., 0.95. Small objects are below 32 x 32 pixels, large ones above 96 x 96. `arN` is
+# the recall with N detections per image.
+STATS = (
+    "ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large",
+    "ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large",
+)  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DetectionScores:
-    """The precision of boxes and of masks."""
-
-    boxes: Precision
-    masks: Precision
+def join_results(parts: Sequence[Results]) -> Results:
+    """Return the predictions of all parts, in their order."""
+    return {kind: [entry for part in parts for entry in part[kind]] for kind in KINDS}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Results:
-    """Predictions in COCO's results format.
-
-    An entry has image_id, category_id, score, and bbox (left, top, width, height) or segmentation
-    (a compressed run-length code).
-    """
-
-    boxes: tuple[Entry, ...] = ()
-    masks: tuple[Entry, ...] = ()
-
-    def __add__(self, other: "Results") -> "Results":
-        return Results(boxes=self.boxes + other.boxes, masks=self.masks + other.masks)
-
-    def write(self, folder: Path) -> None:
-        """Write `boxes.json` and `masks.json`, which pycocotools' loadRes can read."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "boxes.json", json.dumps(self.boxes))
-        write_text(folder / "masks.json", json.dumps(self.masks))
+def write_results(results: Results, folder: Path) -> None:
+    """Write `boxes.json` and `masks.json`, which pycocotools' loadRes can read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, entries in results.items():
+        write_text(folder / f"{kind}.json", json.dumps(entries))
 
 
 def results_of(
@@ -88,8 +62,7 @@ def results_of(
     """
     category = {label: id for id, label in data.labels(class_names).items()}
     encode = pycocotools("mask").encode
-    boxes: list[Entry] = []
-    masks: list[Entry] = []
+    results = join_results([])
     for output, image in zip(outputs, image_ids, strict=True):
         shapes = (output["masks"][:, 0] > 0.5).cpu().numpy().astype(np.uint8)
         objects = zip(*(output[key].tolist() for key in ("boxes", "labels", "scores")), strict=True)
@@ -99,51 +72,47 @@ def results_of(
             entry = {"image_id": int(image), "category_id": category[label], "score": score}
             box = [round(side, 2) for side in (x1, y1, x2 - x1, y2 - y1)]  # as COCO's own files
             code = encode(np.asfortranarray(shape))
-            boxes.append(entry | {"bbox": box})
-            masks.append(entry | {"segmentation": code | {"counts": code["counts"].decode()}})
-    return Results(boxes=tuple(boxes), masks=tuple(masks))
+            code |= {"counts": code["counts"].decode()}
+            results["boxes"].append(entry | {"bbox": box})
+            results["masks"].append(entry | {"segmentation": code})
+    return results
 
 
-def score(annotations: Path, results: Results, *, by_class: bool = False) -> DetectionScores:
+def score(annotations: Path, results: Results) -> Scores:
     """Evaluate `results` with pycocotools on all images of the JSON file.
 
     Objects that `read_coco` drops are not counted.
     """
-    truth = _truth(annotations)
-    return DetectionScores(
-        boxes=_precision(truth, results.boxes, "bbox", by_class),
-        masks=_precision(truth, results.masks, "segm", by_class),
-    )
+    with redirect_stdout(io.StringIO()):  # pycocotools prints its progress
+        truth = _truth(annotations)
+        return {kind: _precision(truth, results[kind], name) for kind, name in KINDS.items()}
 
 
-def _precision(truth: Any, entries: Sequence[Entry], kind: str, by_class: bool) -> Precision:
+def _precision(truth: Any, entries: list[Entry], kind: str) -> dict[str, Any]:
     for entry in entries:
         if entry["image_id"] not in truth.imgs:
             raise DataError(
                 f"the results are for image {entry['image_id']}, which the annotations do not list",
                 "Score them against the annotations they were made for.",
             )
-    with redirect_stdout(io.StringIO()):  # pycocotools prints its progress
-        if entries:
-            found = truth.loadRes([dict(entry) for entry in entries])  # it changes them
-        else:  # loadRes fails on an empty list
-            found = _coco({**truth.dataset, "annotations": []})
-        evaluation = pycocotools("cocoeval").COCOeval(truth, found, kind)
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
+    if entries:
+        found = truth.loadRes([dict(entry) for entry in entries])  # it changes them
+    else:  # loadRes fails on an empty list
+        found = _coco({**truth.dataset, "annotations": []})
+    evaluation = pycocotools("cocoeval").COCOeval(truth, found, kind)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
     # pycocotools returns -1 if there are no such objects.
-    stats: list[Any] = [None if value < 0 else float(value) for value in evaluation.stats]
+    stats = [None if value < 0 else float(value) for value in evaluation.stats]
     classes: dict[str, float | None] = {}
-    if by_class:
-        precision = evaluation.eval["precision"]  # thresholds, recalls, category, area, detections
-        for number, category in enumerate(truth.loadCats(evaluation.params.catIds)):
-            known = precision[:, :, number, 0, -1]
-            known = known[known > -1]
-            name = str(category.get("name", category["id"]))
-            classes[name] = float(known.mean()) if known.size else None
-    names = [field.name for field in fields(Precision)]
-    return Precision(**dict(zip(names, [*stats, classes], strict=True)))
+    precision = evaluation.eval["precision"]  # thresholds, recalls, category, area, detections
+    for number, category in enumerate(truth.loadCats(evaluation.params.catIds)):
+        known = precision[:, :, number, 0, -1]
+        known = known[known > -1]
+        name = str(category.get("name", category["id"]))
+        classes[name] = float(known.mean()) if known.size else None
+    return dict(zip(STATS, stats, strict=True)) | {"by_class": classes}
 
 
 def _truth(annotations: Path) -> Any:
@@ -166,8 +135,7 @@ def _truth(annotations: Path) -> Any:
 
 
 def _coco(content: Mapping[str, Any]) -> Any:
-    with redirect_stdout(io.StringIO()):
-        truth = pycocotools("coco").COCO()
-        truth.dataset = content
-        truth.createIndex()
+    truth = pycocotools("coco").COCO()
+    truth.dataset = content
+    truth.createIndex()
     return truth

@@ -72,14 +72,9 @@ def fill_vit(body: nn.Module, classifier: nn.Module) -> WeightReport:
         state[key], change = _fit(key, state[key], expected[key], tokens)
         if change:
             changed[key] = change
-    report = _report(expected, state, changed)
+    report = report_weights(expected, state, changed)
     body.load_state_dict({key: state[key] for key in expected})
     return report
-
-
-def account(body: nn.Module, classifier: nn.Module) -> WeightReport:
-    """Return the report on a backbone that is part of the classifier, as a ResNet's is."""
-    return _report(body.state_dict(), classifier.state_dict(), {})
 
 
 def _fit(key: str, tensor: Tensor, expected: Tensor, tokens: list[str]) -> tuple[Tensor, str]:
@@ -98,10 +93,13 @@ def _fit(key: str, tensor: Tensor, expected: Tensor, tokens: list[str]) -> tuple
     return tensor, ""
 
 
-def _report(
-    expected: Mapping[str, Tensor], state: Mapping[str, Tensor], changed: Mapping[str, str]
+def report_weights(
+    expected: Mapping[str, Tensor], state: Mapping[str, Tensor], changed: Mapping[str, str] = {}
 ) -> WeightReport:
-    """Refuse missing keys, wrong shapes, and keys that are neither used nor left out."""
+    """Report what a backbone uses of a classifier's state, some of it already changed to fit.
+
+    Missing keys, wrong shapes, and keys that are neither used nor left out are refused.
+    """
     surplus = [key for key in state if key not in expected]
     left = {key: why for key in surplus for pattern, why in _LEFT if re.match(pattern, key)}
     odd = []

@@ -1,24 +1,32 @@
-"""Render runs as one self-contained page, which needs no network and no server."""
+"""Render runs as one self-contained page, which needs no network and no server.
+
+Sheets of predictions are made small enough for it.
+"""
 
 import base64
 import gzip
+import json
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
-from math import isfinite
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
+from PIL import Image
 from plotly.offline import get_plotlyjs
 
 from rbdc.disk import write_text
 from rbdc.errors import RbdcError
+from rbdc.jobs.layout import SHEET
 from rbdc.report.read import read_run
-from rbdc.report.sheets import MOST_BYTES, add_sheets
 
 REPORT, MARK = "report.html", b'name="generator" content="rbdc"'
 SCRIPTS = ("dom.js", "tree.js", "charts.js", "transfer.js", "page.js")
+MOST_BYTES = 1_500_000  # of all sheets of a page, in base64
+_FITS = ((1920, 85), (1920, 70), (1440, 70), (1000, 65), (700, 60), (480, 50))
+"""(Largest width in pixels, JPEG quality): the first that is small enough is taken."""
 
 
 def read_state(folders: Sequence[Path]) -> dict[str, Any]:
@@ -27,17 +35,9 @@ def read_state(folders: Sequence[Path]) -> dict[str, Any]:
     with_sheets = sum(bool(run["transfer"]) for run in runs)
     for run in runs:
         add_sheets(run, MOST_BYTES // max(1, with_sheets))
-    state: dict[str, Any] = _finite({"runs": runs})
+    # JSON has no word for numbers that are not finite: None stands for them
+    state: dict[str, Any] = json.loads(json.dumps({"runs": runs}), parse_constant=lambda _: None)
     return state
-
-
-def _finite(value: Any) -> Any:
-    """Return the value with None for numbers that are not finite, which JSON cannot hold."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def render(state: dict[str, Any], *, refresh_seconds: float = 0.0) -> str:
@@ -66,19 +66,60 @@ def check_report(output: Path) -> None:
     """Refuse a path that cannot be written, or holds something other than a report."""
     if output.suffix not in (".html", ".htm"):
         raise RbdcError(f"{output} is not a page's name", "End it in .html.")
-    if output.is_dir() or not output.absolute().parent.is_dir():
-        where = output if output.is_dir() else output.absolute().parent
-        raise RbdcError(
-            f"{where} is {'' if output.is_dir() else 'not '}a folder",
-            "Give a file's name in a folder that exists.",
-        )
+    folder = output.absolute().parent
+    if output.is_dir() or not folder.is_dir():
+        found = f"{output} is a folder" if output.is_dir() else f"{folder} is not a folder"
+        raise RbdcError(found, "Give a file's name in a folder that exists.")
     if output.exists() and MARK not in output.read_bytes()[:1000]:
-        raise RbdcError(
-            f"{output} exists and is no report", "Choose another name, or remove it yourself."
-        )
+        remedy = "Choose another name, or remove it yourself."
+        raise RbdcError(f"{output} exists and is no report", remedy)
 
 
 @cache
 def _charts_library() -> str:
     """Return Plotly's JavaScript, compressed because it is large; the browser unpacks it."""
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
+
+
+def add_sheets(run: dict[str, Any], most_bytes: int) -> None:
+    """Add a data URL of its sheet to each trained detector of a run, in `most_bytes` together.
+
+    A sheet that is missing or unreadable is listed in the run's `missing`.
+    """
+    if not run["transfer"]:
+        return
+    folder = Path(run["folder"])
+    trained = [node for node in run["nodes"].values() if node["state"] == "done"]
+    for node in trained:
+        path = Path(node["folder"]) / SHEET
+        try:
+            changed = (folder / path).stat().st_mtime_ns
+            node["sheet"] = _address(folder / path, changed, most_bytes // len(trained))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            known = isinstance(error, FileNotFoundError)
+            brief = str(error).replace(f"{folder}/", "")
+            why = "it is not there" if known else f"it cannot be read ({brief})"
+            run["missing"].append(f"{path}: {why}")
+
+
+@lru_cache(maxsize=64)  # a served page asks again every few seconds
+def _address(path: Path, _changed: int, most_bytes: int) -> str:
+    """Return a data URL: the file if it is small, else a JPEG; empty if that is too large, too."""
+    with Image.open(path) as picture:
+        picture.load()
+        whole = _data("png", path.read_bytes())
+        if len(whole) <= most_bytes and picture.format == "PNG":
+            return whole
+        flat = picture.convert("RGB")
+    for across, quality in _FITS:
+        small = flat.copy()
+        small.thumbnail((across, across * 4))
+        file = BytesIO()
+        small.save(file, "JPEG", quality=quality)
+        if len(address := _data("jpeg", file.getvalue())) <= most_bytes:
+            return address
+    return ""
+
+
+def _data(kind: str, content: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
