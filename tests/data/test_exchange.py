@@ -195,8 +195,8 @@ def test_a_stopped_worker_that_decodes_is_not_waited_for(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "SILENCE", 0.3)
-    members = _members(group, 1)
-    claimed = fork.Event()
+    members = _members(group, 2)
+    claimed, began = fork.Event(), time.monotonic()
 
     def stop(_: Request) -> Content:
         claimed.set()
@@ -207,8 +207,10 @@ def test_a_stopped_worker_that_decodes_is_not_waited_for(
     process.start()
     try:
         assert claimed.wait(30)
-        found, facts = Exchange(members[0]).get((0, 0), list, _decode)
+        assert (members[0].folder / "0.0").exists()
+        found, facts = Exchange(members[1]).get((0, 0), list, _decode)
         assert (int(found), facts) == (0, ["decoded"])
+        assert time.monotonic() - began < 10
     finally:
         process.kill()
         process.join()
@@ -233,6 +235,56 @@ def test_a_batch_of_a_killed_worker_is_decoded_at_once_by_another(group: Group) 
     assert int(other.get((0, 0), list, _refuse)[0]) == 0
     _leave(members)
     assert group.is_gone()
+
+
+def test_a_killed_process_is_no_member_though_its_workers_live(group: Group) -> None:
+    pids = fork.Queue()
+
+    def member() -> None:
+        (made,) = _members(group, 1)
+        worker = fork.Process(target=lambda: time.sleep(60))
+        worker.start()
+        pids.put((str(made.folder / made.name), worker.pid))
+        time.sleep(60)
+
+    process = fork.Process(target=member)
+    process.start()
+    path, worker = pids.get(timeout=30)
+    try:
+        assert exchange._read_member(Path(path)) is not None
+        process.kill()
+        process.join()
+        os.kill(worker, 0)
+        assert exchange._read_member(Path(path)) is None
+    finally:
+        os.kill(worker, signal.SIGKILL)
+    _leave(_members(group, 1))
+    assert group.is_gone()
+
+
+def test_what_all_have_read_is_removed(group: Group) -> None:
+    members = _members(group, 2)
+    one, other = (Exchange(member) for member in members)
+    for step in range(12):
+        one.get((step, 0), list, _decode)
+        other.get((step, 0), list, _refuse)
+        files = {path.name for path in members[0].folder.iterdir() if "." in path.name}
+        assert files == {f"{step}.0", f"{max(0, step - 1)}.0"}
+        for member in members:
+            member.move(step)
+    _leave(members)
+
+
+def test_a_batch_written_in_part_is_decoded_again(group: Group) -> None:
+    members = _members(group, 2)
+    one, other = (Exchange(member) for member in members)
+    one.get((0, 0), list, _decode)
+    path = members[0].folder / "0.0"
+    whole = path.read_bytes()
+    path.write_bytes(bytes(24) + whole[24:-1])  # killed before the mark
+    assert other.get((0, 0), list, _decode)[1] == ["decoded"]
+    assert path.read_bytes() == whole
+    _leave(members)
 
 
 def test_a_late_sibling_is_waited_for(group: Group) -> None:
