@@ -7,7 +7,7 @@ from pathlib import Path
 from rbdc.data import DataSet, open_data
 from rbdc.errors import RecipeError
 from rbdc.growth import Setting
-from rbdc.jobs.ways import measure_ways
+from rbdc.jobs.ways import WORTH_MEASURING, measure_ways
 from rbdc.models import ModelSpec, family
 from rbdc.plan import Stage
 from rbdc.runs.record import read_record
@@ -17,8 +17,6 @@ from rbdc.training import World, fit_to_data
 from rbdc.training.choices import choose_precision
 from rbdc.training.machine import default_threads
 from rbdc.training.teacher import load_teacher
-
-WORTH_MEASURING = 200  # updates of a level: fewer take no longer than the measurement
 
 
 def make_setting(

@@ -78,6 +78,8 @@ class Training:
             **{name: target.get(name) for name in ("metrics", "best")},
             "training_flops": spent,
             "teacher_flops": _sum(mine, "teacher_flops"),
+            "images": int(_sum(mine, "images")),
+            "images_decoded": int(_sum(mine, "decoded")),
             "planned_flops": self.plan.training_flops,
             "normalized_flops": spent / self.plan.baseline_flops,
             "seconds": _sum(results.values(), "seconds"),

@@ -29,11 +29,15 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 class Event:
     """What happens to a job, as an engine reports it."""
 
-    kind: Literal["found", "started", "progress", "finished", "failed"]
+    kind: Literal["note", "expected", "found", "started", "progress", "finished", "failed"]
     key: str
     progress: Progress | None = None
     result: Mapping[str, Any] | None = None
     error: str = ""
+    seconds: float = 0.0
+    """The time that a training is expected to take of the run's."""
+    note: str = ""
+    """Something about the whole run, for people."""
     devices: str = ""
     """The devices it started on, if the engine has several to choose from."""
 

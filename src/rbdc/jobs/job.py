@@ -142,6 +142,10 @@ class TrainingJob(Job):
         """Number of trainings with equal streams that are one computation; 0: it is on its own."""
         return 0
 
+    def expected_seconds(self, machine: Machine) -> float | None:  # noqa: ARG002
+        """Return the seconds that it takes on this machine, if that can be measured quickly."""
+        return None
+
     def ways(
         self,
         siblings: int,  # noqa: ARG002

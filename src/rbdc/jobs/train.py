@@ -14,7 +14,7 @@ from rbdc.jobs.job import FORMAT, Context, TrainingJob
 from rbdc.jobs.layout import AVERAGE, MODEL, SAVED_FOR_GROWTH, START
 from rbdc.jobs.measure import images_per_second
 from rbdc.jobs.method import SavedForGrowth
-from rbdc.jobs.ways import Way, measure_ways
+from rbdc.jobs.ways import WORTH_MEASURING, Way, measure_speed, measure_ways
 from rbdc.metrics import final_scores
 from rbdc.models import ModelSpec, build_empty, export, halves_layout, shapes_of
 from rbdc.plan import CounterName, Scaling, forward_flops, training_flops
@@ -145,6 +145,12 @@ class TrainJob(TrainingJob):
         """Return how many processes decode images: none for images in memory."""
         in_memory = self.data.in_memory and self.task.recipe.batched
         return 0 if in_memory else machine.workers or 0
+
+    def expected_seconds(self, machine: Machine) -> float | None:
+        updates = self.task.steps(len(self.data.train) // self.task.recipe.batch_size)
+        if updates < WORTH_MEASURING:
+            return None
+        return updates * self.task.recipe.batch_size / measure_speed(self.task, machine)
 
     def ways(self, siblings: int, threads: int, machine: Machine) -> list[Way]:
         if siblings == 1:

@@ -30,6 +30,7 @@ from rbdc.training.machine import torch_device
 
 CONTENTION = 0.9  # processes side by side on a CPU disturb each other by about this much
 SECONDS = 0.4  # of the measurement of one way
+WORTH_MEASURING = 200  # updates: fewer take no longer than a measurement
 MARGIN = 1.1  # fused models must be faster by this much: apart, they have the bits of a model alone
 
 
@@ -51,6 +52,17 @@ class Way:
         return f"{many}, {how}: {self.images_per_second:,.0f} images/s"
 
 
+def measure_speed(task: Task, machine: Machine, folder: Path = FOLDER) -> float:
+    """Return images per second of one training of the task's model, remembered."""
+
+    def measure() -> dict[str, Any]:
+        return {"images_per_second": _speed(task, machine, 1)}
+
+    about = {**_about(task, machine), "threads": machine.threads, "one": True}
+    found, _ = remembered(folder.expanduser(), about, measure)
+    return float(found["images_per_second"])
+
+
 def measure_ways(
     task: Task,
     machine: Machine,
@@ -64,12 +76,26 @@ def measure_ways(
 
     `processes` is the number of processes, if it is decided. A measurement is remembered.
     """
-    device = torch_device(machine)
     about = {
+        **_about(task, machine),
         "siblings": siblings,
         "processes": processes,
         "threads": threads,
-        "gpus": torch.cuda.device_count() if device.type == "cuda" else 0,
+        "gpus": torch.cuda.device_count() if torch_device(machine).type == "cuda" else 0,
+    }
+    found, _ = remembered(folder.expanduser(), about, lambda: _measure(task, machine, about))
+    return choose_way([Way(**way) for way in found["ways"]])
+
+
+def choose_way(ways: list[Way]) -> list[Way]:
+    """Return the ways, the fastest first; fused models only where they are clearly faster."""
+    return sorted(ways, key=lambda way: -way.images_per_second / (MARGIN if way.fused > 1 else 1.0))
+
+
+def _about(task: Task, machine: Machine) -> dict[str, Any]:
+    """Return what the speed of a training depends on."""
+    device = torch_device(machine)
+    return {
         "device": device_name(device),
         "torch": torch.__version__,
         "dtype": dtype_name(task.recipe),
@@ -79,13 +105,6 @@ def measure_ways(
         "optimizer": [task.recipe.opt, task.recipe.model_ema],
         "machine": [machine.channels_last, machine.compile, machine.deterministic],
     }
-    found, _ = remembered(folder.expanduser(), about, lambda: _measure(task, machine, about))
-    return choose_way([Way(**way) for way in found["ways"]])
-
-
-def choose_way(ways: list[Way]) -> list[Way]:
-    """Return the ways, the fastest first; fused models only where they are clearly faster."""
-    return sorted(ways, key=lambda way: -way.images_per_second / (MARGIN if way.fused > 1 else 1.0))
 
 
 def _measure(task: Task, machine: Machine, about: Mapping[str, Any]) -> dict[str, Any]:

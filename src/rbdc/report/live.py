@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Self
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rbdc.jobs.engine import Event
 from rbdc.jobs.job import Node
 from rbdc.metrics import final_scores, find_metric
-from rbdc.report.units import readable_duration
+from rbdc.report.units import loader_note, readable_duration
 
 
 class LiveRun:
@@ -24,6 +25,7 @@ class LiveRun:
         self.began: float | None = None  # time of the first progress event
         self.found = 0.0  # FLOPs of jobs that were finished before this session
         self.bars: dict[str, TaskID] = {}
+        self.warned: set[int] = set()  # levels whose images come too slowly
         self.rich = self.console.is_terminal
         self.progress = Progress(
             TextColumn("{task.description}", style="bold"),
@@ -39,6 +41,7 @@ class LiveRun:
     def expect(self, nodes: Sequence[Node]) -> None:
         """Set the jobs that events will be about."""
         self.nodes = {node.job.key: node for node in nodes}
+        # what a training is of the whole: its FLOPs, until the engine expects seconds
         self.work = {node.job.key: node.job.flops for node in nodes if node.job.trains}
 
     def __enter__(self) -> Self:
@@ -51,6 +54,9 @@ class LiveRun:
 
     def __call__(self, event: Event) -> None:
         """Print one event, and move the bars."""
+        if event.kind == "note":
+            self._say(event.note)
+            return
         node = self.nodes[event.key]
         name = f"{node.name} ({node.job.size})" if node.job.size else node.name
         if event.kind == "found" and event.key in self.work:
@@ -58,6 +64,8 @@ class LiveRun:
             self.found += self.work[event.key]
             scores = _scores(node, (event.result or {}).get("metrics", {}))
             self._say(f"{name}: already trained, {scores}")
+        elif event.kind == "expected":
+            self.work[event.key] = event.seconds
         elif event.kind == "started" and event.key in self.work:
             self.bars[event.key] = self.progress.add_task(name, total=1.0, what="")
             if event.devices:
@@ -86,6 +94,10 @@ class LiveRun:
         left = readable_duration(images_left / max(p.images_per_second, 1e-9))
         if self.rich:
             self.progress.update(self.bars[event.key], completed=share, what=f"{what}  left {left}")
+        note = loader_note(asdict(p))
+        if note and node.level not in self.warned:
+            self.warned.add(node.level)
+            self._say(f"{name}: {note}")
         if p.scores is not None and not self.rich:
             scores = _scores(node, p.scores)
             self._say(f"Train {name}: {what}  lr {p.lr:.2e}  {scores}  left {self._left()}")
@@ -94,7 +106,7 @@ class LiveRun:
         return sum(self.work.get(key, 0.0) * share for key, share in self.done.items())
 
     def _left(self) -> str:
-        """Return the time to the end of the tree, at the FLOPs per second of this session."""
+        """Return the time to the end of the tree, if the rest is as fast as this session so far."""
         here = self._spent() - self.found
         if here <= 0 or self.began is None or time.monotonic() <= self.began:
             return "?"

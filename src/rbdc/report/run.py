@@ -14,7 +14,7 @@ from rbdc.errors import RunError
 from rbdc.jobs.layout import FAILED, PROGRESS, RESULT, RUN
 from rbdc.jobs.lock import holder
 from rbdc.metrics import final_scores, find_metric
-from rbdc.report.units import readable_flops
+from rbdc.report.units import loader_note, readable_flops
 from rbdc.runs.record import read_record
 
 
@@ -114,6 +114,11 @@ def _notes(status: Mapping[str, Any]) -> list[str]:
         lines[0] += ", standard training beside it not counted"
     if owner := status["running"]:
         lines.append(f"run by process {owner.get('pid')} on {owner.get('host')}")
+    for node in status["nodes"]:
+        if node["state"] == "running" and (
+            note := loader_note(node.get("progress") or {"step": 0})
+        ):
+            lines.append(f"{node['name']}: {note}")
     failed = [node for node in status["nodes"] if node["state"] == "failed"]
     return [*lines, *(f"{node['name']}: {node['error']}" for node in failed)]
 
@@ -132,6 +137,11 @@ def result_lines(result: Mapping[str, Any], output: Path) -> list[str]:
             f"           {metric.compared(ours, theirs)} for RBDC at the same FLOPs; one seed, so "
             "a hint, not a result",
         ]
+    if result["images_decoded"]:
+        lines.append(
+            f"decoded:   {result['images_decoded']:,} images for {result['images']:,} of training: "
+            "models of a level share a pass"
+        )
     if result["teacher_flops"]:
         lines.append(
             f"teacher:   {readable_flops(result['teacher_flops'])} more, not counted above"

@@ -4,93 +4,36 @@
 """
 
 import json
-import os
 import platform
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from rbdc.cluster.ray_engine import RayEngine, worker_facts
 from rbdc.disk import free_bytes, is_writable, write_json
 from rbdc.errors import Interrupted, RunError, TrainingError, nearest
-from rbdc.jobs.engine import Engine, Event, InProcess, SideBySide, Watcher
+from rbdc.jobs.engine import Event, Watcher
 from rbdc.jobs.job import Context, Job, Node, TrainingJob
 from rbdc.jobs.layout import JOB, JOBS, LOCK, RESULT, RUN
 from rbdc.jobs.lock import locked
 from rbdc.jobs.store import Store, folder_name
+from rbdc.runs.concurrency import (
+    Concurrency,
+    choose_concurrency,
+    expected_times,
+    make_engine,
+)
 from rbdc.runs.record import FORMAT, check_same, read_record
-from rbdc.settings import Cluster, Machine
-from rbdc.training import World
-from rbdc.training.choices import MachineFacts, choice_lines, choose_machine
-from rbdc.training.machine import default_threads, read_facts
-
-Result = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What is run: jobs, how their result is made, and what is recorded of them."""
-
-    kind: Literal["train", "compare", "transfer"]
-    nodes: Sequence[Node]
-    """The jobs, each once, parents first."""
-    request: Mapping[str, Any]
-    """The settings as they were asked for: what it takes to repeat the run."""
-    identity: Mapping[str, Any]
-    """What decides the result: it must be the same when a folder is used again."""
-    data: Mapping[str, Any]
-    """The data set, for people."""
-    result: Callable[[Path], Result]
-    """Make the result from the finished jobs in a folder; those not finished are missing."""
-    finish: Callable[[Path, Result], None] = lambda _folder, _result: None
-    """Write what the finished run leaves beside its result."""
-    targets: frozenset[str] = frozenset()
-    """Keys of jobs after each of which the result so far is written."""
-    skips_failures: bool = False
-    """Whether a training that fails is left out of the result, instead of failing the run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Where:
-    """Where jobs run: on which machine or cluster, how many at a time, by which processes."""
-
-    machine: Machine = field(default_factory=Machine)
-    cluster: Cluster = field(default_factory=Cluster)
-    jobs: int | None = None
-    """Trainings side by side on this machine; None: 1 on a GPU, on a CPU what is faster."""
-    world: World = field(default_factory=World)
-    """The processes that train each model together."""
-    node: str | None = None
-    """Train only the model of this name, in this process; its parents must be trained."""
-    engine: Engine | None = None
-    """Another engine than this machine's or the cluster's."""
-    facts: MachineFacts | None = None
-    """The device that jobs run on and its machine, once `settle` has chosen for it."""
-
-
-def settle(where: Where) -> Where:
-    """Choose what is automatic for the device of the jobs, which may be a cluster's."""
-    if where.facts is not None:
-        return where
-    facts = where.world.broadcast(lambda: _facts(where))
-    return replace(where, facts=facts, machine=choose_machine(where.machine, facts))
-
-
-def _facts(where: Where) -> MachineFacts:
-    device = where.machine.device
-    if where.cluster.engine == "ray" and where.cluster.address and device != "cpu":
-        return worker_facts(where.cluster, device)
-    facts = read_facts(device)
-    return replace(facts, processes=facts.processes * (where.jobs or 1))
+from rbdc.runs.request import Result, Run, Where, settle
+from rbdc.training.choices import choice_lines
 
 
 def chosen_lines(run: Run, where: Where) -> list[str]:
@@ -158,7 +101,12 @@ def execute(run: Run, output: Path, where: Where, watch: Watcher) -> Result | No
             return _begin(run, output, where)
 
         concurrency = world.broadcast(begin)
-        engine = where.engine or _engine(run, concurrency, where)
+        engine = where.engine or make_engine(run, concurrency, where)
+        if concurrency.reason:
+            watch(Event(kind="note", key="", note=concurrency.reason))
+        if world.size == 1 and where.cluster.engine == "local" and not alone:
+            for event in expected_times(run, store, concurrency, where):
+                watch(event)
         try:
             engine.run(
                 jobs,
@@ -272,14 +220,6 @@ def _needed_bytes(run: Run, output: Path, where: Where) -> int:
     return max(0, results + checkpoints) + largest
 
 
-@dataclass(frozen=True, slots=True)
-class Concurrency:
-    """How many trainings run side by side on this machine, and with how many threads in all."""
-
-    jobs: int
-    threads: int
-
-
 def _begin(run: Run, output: Path, where: Where) -> Concurrency:
     """Check an old folder's request against this one, and write down how the run is run."""
     assert where.facts is not None
@@ -287,7 +227,7 @@ def _begin(run: Run, output: Path, where: Where) -> Concurrency:
     identity = json.loads(json.dumps(run.identity))
     if old:
         check_same(output, old["identity"], identity)
-    concurrency = _concurrency(run, where, old["engine"] if old else {})
+    concurrency = choose_concurrency(run, where, old["engine"] if old else {})
     content = {
         "format": FORMAT,
         "kind": run.kind,
@@ -310,41 +250,6 @@ def _begin(run: Run, output: Path, where: Where) -> Concurrency:
         _warn_of_versions(old["environment"], content["environment"])
     write_json(output / RUN, content)
     return concurrency
-
-
-def _concurrency(run: Run, where: Where, old: Mapping[str, Any]) -> Concurrency:
-    """Return what was asked for, or used before in this folder, or what is faster."""
-    trainings = [node.job for node in run.nodes if isinstance(node.job, TrainingJob)]
-    loaders = max(job.loader_processes(where.machine) for job in trainings)
-    threads = where.machine.threads or old.get("threads") or default_threads(loaders)
-    same_engine = old.get("name") == where.cluster.engine
-    jobs = where.jobs or (old["jobs"] if same_engine else 0)
-    if where.node or where.world.size > 1 or where.cluster.engine != "local":
-        jobs = 1
-    elif not jobs:
-        leaves = [job for job in trainings if not job.parents]
-        ways = leaves[0].ways(len(leaves), threads, where.machine)
-        jobs = ways[0].processes if ways else 1
-    return Concurrency(jobs, threads)
-
-
-def _engine(run: Run, concurrency: Concurrency, where: Where) -> Engine:
-    """Return the engine: on this machine siblings divide the threads, and one alone has all."""
-    if where.cluster.engine == "ray":
-        levels = {node.job.key: node.level for node in run.nodes}
-        return RayEngine(cluster=where.cluster, levels=levels)
-    jobs, threads = concurrency.jobs, concurrency.threads
-    siblings = Counter(node.level for node in run.nodes if node.job.trains)
-    each = {
-        node.job.key: max(1, threads // min(jobs, max(1, siblings[node.level])))
-        for node in run.nodes
-    }
-    if jobs == 1:
-        return InProcess(threads=each)
-    gpus = torch.cuda.device_count() if where.machine.device in ("auto", "cuda") else 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
-    devices = [visible.split(",")[number % gpus] for number in range(jobs)] if gpus else []
-    return SideBySide(workers=jobs, threads=each, all_threads=max(threads, jobs), devices=devices)
 
 
 def _describe(node: Node) -> dict[str, Any]:

@@ -303,6 +303,8 @@ class Session:
                 loss=self.losses[-1] if self.losses else self.history[-1]["train_loss"],
                 lr=self.state.learning_rate,
                 images_per_second=self._speed(),
+                waited=self.waited / max(self.seconds, 1e-9),
+                workers=self.machine.workers or 0,
                 scores=scores,
             )
         )
