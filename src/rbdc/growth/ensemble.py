@@ -4,7 +4,7 @@ It shows what the trainings of RBDC's parents reach alone, with the whole budget
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -38,6 +38,8 @@ class Ensemble(Protocol, Method):
 
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
         """Return two equal trainings, and the ensemble as the target."""
+        # as an ensemble's members are trained: batches of their own make them differ more
+        setting = replace(setting, batches="separate")
         epochs = budget * setting.baseline_cost / (2 * setting.forward_flops(0.5))
         members = {
             name: setting.training(name, seed, epochs, model=setting.narrow)

@@ -56,6 +56,7 @@ class MixtureGrowth(Protocol, Method):
 
     def trial(self, setting: Setting, budget: float, seed: int) -> Trial:
         """Return the members' trainings, the growth and the wide model's training."""
+        setting = replace(setting, batches="separate")  # as in its authors' code
         shares = (1.0, 1.0, setting.ratio) if self.ratio else (*MEMBER_EPOCHS, WIDE_EPOCHS)
         narrow, wide = setting.forward_flops(0.5), setting.forward_flops()
         cost = narrow * (shares[0] + shares[1]) + wide * shares[2]

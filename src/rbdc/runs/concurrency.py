@@ -13,6 +13,7 @@ from rbdc.jobs.engine import Engine, Event, InProcess, SideBySide
 from rbdc.jobs.job import TrainingJob
 from rbdc.jobs.store import Store
 from rbdc.runs.request import Run, Where
+from rbdc.training.machine import default_threads
 
 
 @dataclass(frozen=True, slots=True)
