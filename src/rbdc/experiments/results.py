@@ -58,7 +58,7 @@ def row_of(entry: Entry, setting: Setting, store: Store) -> dict[str, Any]:
     for node in entry.trial.nodes:
         flops = node.job.flops / setting.baseline_flops
         levels[node.level] = levels.get(node.level, 0.0) + flops
-        seconds += (store.result(node.job) or {}).get("seconds", 0.0)
+        seconds += (store.result(node.job) or {}).get("device_seconds", 0.0)
         if isinstance(node.job, TrainJob):
             epochs.setdefault(str(node.level), []).append(node.job.task.epochs)
             passes += node.job.task.epochs

@@ -82,7 +82,7 @@ class Training:
             "images_decoded": int(_sum(mine, "decoded")),
             "planned_flops": self.plan.training_flops,
             "normalized_flops": spent / self.plan.baseline_flops,
-            "seconds": _sum(results.values(), "seconds"),
+            "seconds": _sum(mine, "device_seconds"),
             "timm_loads": timm_builds(self.setting.model),
             "nodes": results,
             **{entry.protocol: results[entry.protocol] for entry in self.entries[1:]},

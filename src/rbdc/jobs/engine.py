@@ -131,7 +131,8 @@ class SideBySide:
                         for job in jobs:
                             ledger.started(job)
                         keys = [job.key for job in jobs]
-                        running[pool.submit(_work, keys, threads)] = jobs
+                        share = 1.0 if self.devices else threads / self.all_threads
+                        running[pool.submit(_work, keys, threads, share)] = jobs
                     if not running:
                         break
                     done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -299,11 +300,11 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _work(keys: Sequence[str], threads: int) -> None:
+def _work(keys: Sequence[str], threads: int, share: float) -> None:
     """Run a group of jobs, and report what happens to each."""
     for job, outcome in execute_together(
         [_jobs[key] for key in keys],
-        _context.with_threads(threads),
+        _context.with_threads(threads, share),
         observe=lambda job, progress: _events.put((job.key, progress)),
         stopped=_stop.is_set,
     ):

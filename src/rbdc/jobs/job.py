@@ -39,10 +39,16 @@ class Context:
     store: Store
     machine: Machine
     world: World
+    share: float = 1.0
+    """The part of the machine that the job has: others beside it have the rest."""
 
-    def with_threads(self, threads: int) -> "Context":
-        """Return the same context with another number of CPU threads per training."""
-        return replace(self, machine=replace(self.machine, threads=threads))
+    def with_threads(self, threads: int, share: float = 1.0) -> "Context":
+        """Return the same context with another number of CPU threads, and its part of them all."""
+        return replace(self, machine=replace(self.machine, threads=threads), share=share)
+
+    def costs(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Return the result with the time that the job had the machine, or a device, to itself."""
+        return {**result, "device_seconds": self.share * result["seconds"]}
 
 
 class Job(ABC):
@@ -215,7 +221,7 @@ def execute_together(
                     sessions[session] = job
                     continue
                 assert isinstance(job, QuickJob)
-                result = job.run(context)
+                result = context.costs(job.run(context))
                 world.broadcast(partial(store.finish, job, result))
                 yield job, result
             except RbdcError as error:
@@ -230,7 +236,7 @@ def execute_together(
             for session, outcome in together:
                 job = sessions.pop(session)
                 if isinstance(outcome, Trained):
-                    result = job.finish(context, session, outcome)
+                    result = context.costs(job.finish(context, session, outcome))
                     world.broadcast(partial(store.finish, job, result))
                     yield job, result
                 else:

@@ -10,7 +10,7 @@ import torch
 
 from rbdc.cluster.ray_engine import RayEngine
 from rbdc.jobs.engine import Engine, Event, InProcess, SideBySide
-from rbdc.jobs.job import TrainingJob
+from rbdc.jobs.job import Job, Node, TrainingJob
 from rbdc.jobs.store import Store
 from rbdc.runs.request import Run, Where
 from rbdc.training.machine import default_threads
@@ -37,7 +37,12 @@ def choose_concurrency(run: Run, where: Where, old: Mapping[str, Any]) -> Concur
         return Concurrency(1, threads)
     if jobs:
         return Concurrency(jobs, threads)
-    leaves = [job for job in trainings if not job.parents]
+    deepest = max(node.level for node in run.nodes)
+    leaves = [
+        node.job
+        for node in run.nodes
+        if node.level == deepest and isinstance(node.job, TrainingJob) and not node.job.parents
+    ]
     ways = leaves[0].ways(len(leaves), threads, where.machine)
     mine = [way for way in ways if (way.fused > 1) == bool(leaves[0].fused)]
     if not mine:
@@ -47,13 +52,29 @@ def choose_concurrency(run: Run, where: Where, old: Mapping[str, Any]) -> Concur
     return Concurrency(mine[0].processes, threads, reason)
 
 
+def siblings_of(run: Run) -> dict[str, int]:
+    """Return how many jobs can run at the same time as each job, itself among them, by key.
+
+    They have the same level and as many generations of parents: the target and the standard
+    training beside it have not.
+    """
+
+    def group(node: Node) -> tuple[int, int, bool]:
+        return node.level, _generation(node.job), node.job.trains
+
+    number = Counter(map(group, run.nodes))
+    return {node.job.key: number[group(node)] for node in run.nodes}
+
+
+def _generation(job: Job) -> int:
+    return 1 + max(map(_generation, job.parents), default=0)
+
+
 def threads_of(run: Run, concurrency: Concurrency) -> dict[str, int]:
     """Return the CPU threads of each job: siblings divide them, and one alone has all."""
-    siblings = Counter(node.level for node in run.nodes if node.job.trains)
-    at_once = {level: max(1, min(concurrency.jobs, count)) for level, count in siblings.items()}
     return {
-        node.job.key: max(1, concurrency.threads // at_once.get(node.level, 1))
-        for node in run.nodes
+        key: max(1, concurrency.threads // min(concurrency.jobs, siblings))
+        for key, siblings in siblings_of(run).items()
     }
 
 
@@ -64,7 +85,7 @@ def expected_times(
 
     Models of a level that train side by side divide the time among them.
     """
-    threads, siblings = threads_of(run, concurrency), Counter(n.level for n in run.nodes)
+    threads, siblings = threads_of(run, concurrency), siblings_of(run)
     events = []
     for node in run.nodes:
         job = node.job
@@ -72,7 +93,7 @@ def expected_times(
             seconds = job.expected_seconds(replace(where.machine, threads=threads[job.key]))
             if seconds is None:
                 return
-            side = min(concurrency.jobs, siblings[node.level])
+            side = min(concurrency.jobs, siblings[job.key])
             events.append(Event(kind="expected", key=job.key, seconds=seconds / side))
     yield from events
 
