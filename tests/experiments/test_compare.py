@@ -121,6 +121,10 @@ def test_the_table_says_it_all(done: tuple[Path, dict[str, Any]]) -> None:
     text = console.export_text()
     assert "net2net" in text and "±" in text and "2×" in text and "missing" not in text
     assert "standard training's best" in text
+    titles = text.splitlines()[1].split()
+    for line in done[1]["lines"]:
+        assert f" {line['relative_time']:.2f} " in text
+    assert "time" in titles and titles[-1] == "seeds"
     console.print(status_table(run_status(done[0])))
     assert "100.0%" in console.export_text()
 
