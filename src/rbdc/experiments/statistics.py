@@ -145,7 +145,7 @@ def cost_to_reach(rows: Sequence[Row], cost: Cost = "flops") -> dict[str, dict[s
 
     The goal is the score of standard training with the most FLOPs. A protocol's curve is linear
     between its budgets. `inf` says that the curve does not reach the goal; `-inf`, that it is
-    better already at its smallest budget. Rows whose cost is unknown are left out.
+    better already at its smallest budget.
 
     The interval is a percentile bootstrap over seeds, the same ones for both curves. It is not
     `scipy.stats.bootstrap`: that one refuses a single seed, and interpolates between percentiles,
@@ -175,10 +175,15 @@ def cost_to_reach(rows: Sequence[Row], cost: Cost = "flops") -> dict[str, dict[s
 
 
 def _curves(rows: Sequence[Row], cost: Cost) -> dict[str, Curve]:
-    """Return each protocol's results, smallest FLOPs first."""
+    """Return each protocol's results, smallest FLOPs first.
+
+    A seed with an unknown cost is left out: without one of its budgets, a curve would seem to end.
+    """
     curves: dict[str, Curve] = {}
-    for row in sorted(rows, key=lambda row: row["flops"]):
-        if row["score"] is not None and row[cost] is not None:
+    scored = [row for row in rows if row["score"] is not None]
+    unknown = {(row["protocol"], row["seed"]) for row in scored if row[cost] is None}
+    for row in sorted(scored, key=lambda row: row["flops"]):
+        if (row["protocol"], row["seed"]) not in unknown:
             points = curves.setdefault(row["protocol"], {}).setdefault(row["seed"], {})
             points[row["budget"]] = row[cost], row["score"]
     return curves

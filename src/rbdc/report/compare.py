@@ -28,7 +28,7 @@ def comparison_table(summary: Mapping[str, Any]) -> RenderableType:
     Where the comparison is one of the paper's, the paper's own score stands beside ours.
     """
     metric = find_metric(summary["metric"])
-    table = Table(box=SIMPLE, pad_edge=False)
+    table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True)
     published = summary.get("published") or {}
     by_budget = sorted(summary["lines"], key=lambda line: line["budget"])
     has = {key: any(line[key] is not None for line in by_budget) for key in _TIMES}
@@ -36,7 +36,7 @@ def comparison_table(summary: Mapping[str, Any]) -> RenderableType:
     columns = ["protocol", "FLOPs", metric.label, "from standard", *times, "epochs", "seeds"]
     for column in (*columns, *(["the paper"] if published else [])):
         justify: Any = "left" if column in ("protocol", "epochs") else "right"
-        table.add_column(column, justify=justify, no_wrap=True)
+        table.add_column(column, justify=justify, no_wrap=column != "epochs")  # they give way
     for _, lines in groupby(by_budget, key=lambda line: line["budget"]):
         for line in lines:
             time, missing = line["relative_time"], line["missing"]
@@ -48,7 +48,7 @@ def comparison_table(summary: Mapping[str, Any]) -> RenderableType:
                 _gap(line, "gap", metric),
                 *([f"{time:.2f}" if time else ""] if has["relative_time"] else []),
                 *([_gap(line, "time_gap", metric)] if has["time_gap"] else []),
-                epochs_of_levels(line["epochs"]),
+                Text(epochs_of_levels(line["epochs"]), no_wrap=True, overflow="ellipsis"),
                 f"{line['seeds']} of {line['seeds'] + missing}" if missing else f"{line['seeds']}",
                 *([paper] if published else []),
             )
@@ -79,7 +79,8 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
             "same FLOPs, and at equal time is the difference from it in the time it took"
         )
         if unknown := sum(bool(row["seconds"] is None and row["score"]) for row in summary["rows"]):
-            lines.append(f"times leave out {counted(unknown, 'trial')} of unknown duration")
+            trials = counted(unknown, "trial")
+            lines.append(f"{trials} of unknown duration; times leave out that protocol's seed")
     budgets = Counter(line["protocol"] for line in summary["lines"])
     for protocol in summary["flops_to_reach"]:
         if protocol != "standard" and budgets[protocol] > 1:  # a curve to read it off

@@ -118,7 +118,7 @@ function drawTrade(element, summary, metric, x) {
       hovertemplate: "%{customdata[2]} at %{x:.3~g}<br>epochs %{customdata[0]}, %{customdata[1]} seeds<extra>%{fullData.name}</extra>",
     };
   });
-  const title = `${x === "flops" ? "FLOPs of all models" : "time of all models, one after the other"}, standard training is 1`;
+  const title = `${x === "flops" ? "FLOPs" : "time"} of all models, standard training is 1`;
   plot(element, traces, { height: 460, xaxis: { title: { text: title } }, yaxis: { title: { text: metric.axis } } });
 }
 

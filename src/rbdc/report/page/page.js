@@ -281,11 +281,12 @@ function comparison(summary, metric) {
 }
 
 function reached(summary, metric) {
-  const end = (value) => (value === "inf" ? "never" : value === "-inf" ? "below the smallest budget" : digits(value, 2));
+  const end = (value) => (value === "inf" ? "never" : value === "-inf" ? "below the smallest budget" : isNumber(value) ? value.toFixed(2) : "–");
   const budgets = (protocol) => summary.lines.filter((line) => line.protocol === protocol).length; // two make a curve
   const cells = (cost, found) => (found ? [end(found[cost]), found.low === found.high ? "" : `${end(found.low)} to ${end(found.high)}`] : ["–", ""]);
-  const rows = Object.entries(summary.flops_to_reach || {}).filter(([protocol]) => protocol !== "standard" && budgets(protocol) > 1)
-    .map(([protocol, found]) => [protocol, ...cells("flops", found), ...cells("time", (summary.time_to_reach || {})[protocol])]);
+  const found = (cost, protocol) => (summary[`${cost}_to_reach`] || {})[protocol];
+  const rows = [...new Set(summary.lines.map((line) => line.protocol))].filter((protocol) => protocol !== "standard" && budgets(protocol) > 1 && found("flops", protocol))
+    .map((protocol) => [protocol, ...["flops", "time"].flatMap((cost) => cells(cost, found(cost, protocol)))]);
   const notes = [!isKnown(summary, "time") ? null : h("p", { class: "quiet" }, "Time is that of all models involved, one after the other: 1 is standard training with the same FLOPs. At equal time is the difference from it in the time that it took.")];
   if ((summary.tuning || []).length) notes.push(h("p", { class: "quiet" }, `Learning rates tuned, which cost ${digits(summary.tuning_flops, 3)} times standard training: ${[...new Set(summary.rows.map((row) => `${row.protocol} ${digits(row.lr)}`))].join(", ")}.`));
   if (!rows.length) return notes;
