@@ -262,6 +262,8 @@ def test_a_training_that_fails_is_missing_and_the_others_are_done(
         summary = run(compared(folder, seeds=1, budgets=(1.0,)), tmp_path / "run")
     missing = {row["protocol"] for row in summary["rows"] if row["score"] is None}
     assert missing == {"rbdc:1", "net2net"}
+    unknown = {row["protocol"] for row in summary["rows"] if row["seconds"] is None}
+    assert unknown == missing  # not the seconds of the jobs that did end
 
 
 WITH_ATTENTION = {**TINY[RESNET], "block_args": {"attn_layer": "se"}}
