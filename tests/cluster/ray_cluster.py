@@ -27,7 +27,10 @@ NODE: dict[str, Any] = {
     "object_store_memory": 80 << 20,
     "node_ip_address": "127.0.0.1",
 }
-SOON = {  # a lost node is found out in seconds
+SYSTEM = {
+    "idle_worker_killing_time_threshold_ms": 600_000,  # for the driver's next run
+    "worker_niceness": 0,  # Ray's 15 lets tests beside these take the cores
+    # a lost node is found out in seconds
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 5,
@@ -142,7 +145,7 @@ def keep() -> None:
     cluster = Cluster()
     others: list[subprocess.Popen[bytes]] = []
     try:
-        head = cluster.add_node(**NODE, include_dashboard=False, _system_config=SOON)
+        head = cluster.add_node(**NODE, include_dashboard=False, _system_config=SYSTEM)
         raylets = [raylet(head), raylet(cluster.add_node(**NODE))]
         _say(answers, {"address": cluster.address, "raylets": raylets})
         for line in sys.stdin:

@@ -1,16 +1,15 @@
 """The tree on a real Ray cluster of two nodes: run, killed in all its parts, gone on with."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from multiprocessing.context import ForkProcess
@@ -22,16 +21,14 @@ import pytest
 import torch
 
 import rbdc
-from rbdc.cluster import ray_start
 from rbdc.cluster.ray_start import ray_started
-from rbdc.cluster.resources import ClusterResources, JobResources, check_resources, job_resources
+from rbdc.cluster.resources import JobResources
 from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.experiments.train import Training
 from rbdc.jobs.engine import Event
 from rbdc.jobs.job import Job
 from rbdc.jobs.layout import FAILED, LEASE, MODEL
 from rbdc.jobs.store import Store
-from rbdc.plan import Scaling
 from rbdc.settings import Cluster, Machine
 from rbdc.training import join_world
 from rbdc.training.world import leave_world
@@ -47,7 +44,8 @@ from tests.transfer.scenes import classifier, write_scenes
 from tests.transfer.test_transfer import recipe as detection
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster for all of them
-LONG: dict[str, Any] = {"steps": 1, "epochs": 24.0}  # long enough to be killed in
+# Long enough to be killed in; parents train until a new worker on the other node has begun too.
+LONG: dict[str, Any] = {"steps": 1, "epochs": 20.0, "ratio": 1.0}
 SHORT: dict[str, Any] = {"steps": 1, "epochs": 2.0}
 
 
@@ -68,35 +66,69 @@ def straight(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+class DriverProcess:
+    """A process that has joined the cluster and starts one run after the other there.
+
+    Ray keeps its idle workers for its next run, which need not import everything again.
+    """
+
+    def __init__(self, cluster: RayCluster) -> None:
+        self.cluster = cluster
+        self.connection, theirs = multiprocessing.Pipe()
+        self.process: ForkProcess = cluster.start(_serve, cluster.address, theirs)
+        theirs.close()
+        self.is_free = True
+
+    def start(self, *order: Any) -> None:
+        self.is_free = False
+        self.connection.send(order)
+
+    def runs(self) -> bool:
+        return not self.connection.poll()
+
+    def finish(self) -> int:
+        """The exit code of the run, or of the process if it was killed."""
+        try:
+            code = self.connection.recv() if self.connection.poll(300) else -1
+            self.is_free = True
+        except EOFError:
+            self.process.join()
+            code = self.process.exitcode
+        return int(code)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.is_free = False
+
+
 class Driver:
-    """A run on the cluster in a process of its own, and what is known of it."""
+    """A run on the cluster by a process of its own, and what is known of it."""
 
     def __init__(
         self,
-        cluster: RayCluster,
+        process: DriverProcess,
         prepared: Training | Transfer,
         output: Path,
         machine: Machine = EAGER,
         **settings: Any,
     ) -> None:
-        self.cluster, self.output = cluster, output
+        self.process, self.cluster, self.output = process, process.cluster, output
         self.log = output.with_suffix(".log")
         self.log.write_text("")
         nodes = prepared.run().nodes
         self.jobs = {node.name: node.job for node in nodes}
-        asked = Cluster(**{"engine": "ray", "address": cluster.address, **settings})
-        self.process: ForkProcess = cluster.start(
-            _drive, prepared, output, machine, asked, self.log
-        )
+        asked = Cluster(**{"engine": "ray", "address": self.cluster.address, **settings})
+        process.start(prepared, output, machine, asked, self.log)
 
     @property
     def pid(self) -> int:
-        return self.process.pid or 0
+        return self.process.process.pid or 0
 
     def until(self, there: Callable[[], Any]) -> Any:
         """Wait for something to be there, as long as the run goes on."""
         while not (found := there()):
-            assert self.process.is_alive(), self.said()
+            assert self.process.runs(), self.said()
             time.sleep(0.01)
         return found
 
@@ -112,8 +144,7 @@ class Driver:
         return self.output / "jobs" / f"{job.label}-{job.key[:16]}"
 
     def finish(self) -> int:
-        self.process.join(300)
-        return -1 if self.process.exitcode is None else self.process.exitcode
+        return self.process.finish()
 
     def said(self) -> str:
         return self.log.read_text()
@@ -131,42 +162,56 @@ def _title(job: Job) -> str:
     return f"{job.label}-{job.key[:8]}"
 
 
-def _drive(prepared: Any, output: Path, machine: Machine, cluster: Cluster, log: Path) -> None:
-    """Exit codes are those of the command line; everything said goes into the log."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+def _serve(address: str, orders: Any) -> None:
+    """Join the cluster, then run what is ordered and answer with its exit code."""
     sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1)
     warnings.simplefilter("always")
     warnings.showwarning = lambda message, *_others: print(message, flush=True)
+    with ray_started(address):
+        while True:
+            orders.send(_drive(*orders.recv()))
+
+
+def _drive(prepared: Any, output: Path, machine: Machine, cluster: Cluster, log: Path) -> int:
+    """Exit codes are those of the command line; everything said goes into the log."""
+    with log.open("a") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
 
     def watch(event: Event) -> None:
         print(json.dumps({"kind": event.kind, "key": event.key}), flush=True)
 
-    code = 0
     try:
         started(prepared, output, machine=machine, watch=watch, cluster=cluster)
     except Interrupted:
-        code = 75
+        return 75
     except RbdcError as error:
-        print(error)
-        code = 2
-    sys.stdout.flush()
-    os._exit(code)
+        print(error, flush=True)
+        return 2
+    return 0
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[list[DriverProcess]]:
+    """The processes that have joined the cluster; only the last can be alive."""
+    processes: list[DriverProcess] = []
+    yield processes
+    if processes:
+        processes[-1].kill()
 
 
 @pytest.fixture
-def drive(cluster: RayCluster) -> Iterator[Callable[..., Driver]]:
+def drive(cluster: RayCluster, processes: list[DriverProcess]) -> Iterator[Callable[..., Driver]]:
     """Start runs that end with the test."""
-    with ExitStack() as stack:
 
-        def start(*args: Any, **settings: Any) -> Driver:
-            driver = Driver(cluster, *args, **settings)
-            stack.callback(driver.process.join)
-            stack.callback(driver.process.kill)
-            return driver
+    def start(*args: Any, **settings: Any) -> Driver:
+        if not (processes and processes[-1].is_free):
+            processes.append(DriverProcess(cluster))
+        return Driver(processes[-1], *args, **settings)
 
-        yield start
+    yield start
+    if processes and not processes[-1].is_free:
+        processes[-1].kill()
 
 
 Drive = Callable[..., Driver]
@@ -241,9 +286,7 @@ def _go_on_without_lease(folder: Path, store: Path) -> None:
             name=name,
             key=job.key,
             resources=JobResources(workers=1, cpus=1, gpus=0),
-            threads=1,
             board=SimpleNamespace(ended=SimpleNamespace(remote=lambda: silence)),
-            cwd=".",
         )
         for name in ("first", "second")
     ]
@@ -408,154 +451,3 @@ def test_nodes_that_differ(folder: Path, tmp_path: Path, cluster: RayCluster, dr
         assert "has timm 0.0.1, and here it is" in differing.said()
     finally:
         cluster.remove_odd()
-
-
-@pytest.mark.parametrize("kind", ["closed", "silent", "nonsense"])
-def test_an_address_that_does_not_answer(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_start, "ANSWER_SECONDS", 3)
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        if kind == "silent":
-            server.listen()
-        address = f"127.0.0.1:{server.getsockname()[1]}" if kind != "nonsense" else "here"
-        with pytest.raises(RunError, match=address), ray_started(address):
-            pass
-    assert "ray" not in sys.modules
-
-
-def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    for address in (None, "auto"):
-        with pytest.raises(RunError, match="Ray is not installed"), ray_started(address):
-            pass
-
-
-def _listening(folder: Path) -> None:
-    """Everything that a Ray of our own listens to, and whether a token is asked for."""
-    os.environ["HOME"] = str(folder)
-    warnings.simplefilter("ignore")
-    with ray_started(None) as ray:
-        ray.get(ray.remote(lambda: None).remote())
-        inodes = {
-            str(link.readlink())
-            for process in Path("/proc").glob("[0-9]*")
-            if _is_child(int(process.name), os.getpid())
-            for link in process.glob("fd/*")
-            if link.is_symlink()
-        }
-        found = [
-            line.split()[1].partition(":")[0]
-            for table in ("tcp", "tcp6")
-            for line in Path("/proc/net", table).read_text().splitlines()[1:]
-            if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in inodes
-        ]
-    said = {"addresses": found, "token": os.environ["RAY_AUTH_MODE"]}
-    (folder / "found.json").write_text(json.dumps(said))
-
-
-def _is_child(pid: int, of: int) -> bool:
-    while pid not in (0, 1, of):
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return False
-        pid = int(stat.rpartition(")")[2].split()[1])
-    return pid == of
-
-
-def test_a_ray_of_our_own_is_for_this_machine_and_this_user(tmp_path: Path) -> None:
-    process = forked(_listening, tmp_path)
-    process.join()
-    found = json.loads((tmp_path / "found.json").read_text())
-    loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
-    assert len(found["addresses"]) >= 3 and set(found["addresses"]) <= loopback
-    assert found["token"] == "token" and not (tmp_path / ".ray").exists()
-
-
-def _node(**resources: float) -> dict[str, Any]:
-    return {"Resources": resources, "Alive": True}
-
-
-def test_shares_by_level(folder: Path) -> None:
-    prepared = small_tree(folder)  # four leaves, two models, the target
-    jobs = {node.name: node.job for node in prepared.nodes}
-    levels = {node.job.key: node.level for node in prepared.nodes}
-
-    speeds: dict[int, Scaling] = {}
-
-    def shares(nodes: list[dict[str, Any]], **asked: Any) -> dict[str, JobResources]:
-        cluster = Cluster(engine="ray", **asked)
-        found = job_resources(list(jobs.values()), levels, cluster, nodes, speeds)
-        return {name: found[job.key] for name, job in jobs.items()}
-
-    cores = shares([_node(CPU=8.0)])
-    assert [cores[name].cpus for name in ("2.0", "1.0", "target")] == [2, 4, 8]
-    spread = shares([_node(CPU=4.0), _node(CPU=4.0)])
-    assert [spread[name].cpus for name in ("2.0", "1.0", "target")] == [2, 4, 4]
-    gpus = shares([_node(CPU=64.0, GPU=8.0)], gpus_per_job=(8, 2, 1))
-    assert gpus["target"] == JobResources(workers=8, cpus=1 / 8, gpus=1)
-    assert gpus["1.0"].workers == 2 and gpus["2.3"] == JobResources(workers=1, cpus=1, gpus=1)
-    assert gpus["coupling target"].workers == 1 and gpus["coupling target"].gpus == 1
-
-
-def test_gpus_by_measured_speed(folder: Path) -> None:
-    """Siblings side by side first, then each on several, as far as that is faster."""
-    prepared = small_tree(folder)
-    jobs = [node.job for node in prepared.nodes]
-    levels = {node.job.key: node.level for node in prepared.nodes}
-    names = {node.job.key: node.name for node in prepared.nodes}
-
-    def gpus(nodes: list[dict[str, Any]], *, images_per_second: float, **others: Any) -> list[int]:
-        speed = Scaling(
-            **{
-                "batch_size": 1024,
-                "images_per_second": (images_per_second,),
-                "gradient_bytes": (4_000_000,),
-                **others,
-            }
-        )
-        speeds = dict.fromkeys((0, 1, 2), speed)
-        found = job_resources(jobs, levels, Cluster(engine="ray"), nodes, speeds)
-        check_resources(nodes, {names[key]: share for key, share in found.items()})
-        by_name = {names[key]: share for key, share in found.items()}
-        chosen = [by_name[name] for name in ("2.0", "1.0", "target")]
-        assert all(share.gpus == 1 for share in chosen)
-        return [share.workers for share in chosen]
-
-    eight, node = [_node(CPU=64.0, GPU=8.0)], _node(CPU=16.0, GPU=4.0)
-    assert gpus(eight, images_per_second=500) == [2, 4, 8]
-    assert gpus([node, node], images_per_second=500) == [2, 4, 8]
-    assert gpus([_node(CPU=8.0, GPU=2.0)], images_per_second=500) == [1, 1, 2]
-    # a step that is as short as steps can be gets no shorter
-    assert gpus(eight, images_per_second=100_000) == [1, 1, 1]
-    # 256 images of a step are all that one has room for
-    assert gpus(eight, images_per_second=100_000, max_images_per_device=256) == [4, 4, 4]
-    assert gpus([_node(CPU=1.0, GPU=1.0)], images_per_second=500, max_images_per_device=256) == [
-        1,
-        1,
-        1,
-    ]
-
-
-def test_room(folder: Path) -> None:
-    gone = {"Resources": {"CPU": 8.0}, "Alive": False}
-    room = ClusterResources.of([_node(CPU=2.0, GPU=1.0), _node(CPU=2.0), gone])
-    one = JobResources(workers=1, cpus=1, gpus=0)
-    assert room.holds([one] * 4) and not room.holds([one] * 5)
-    large = JobResources(workers=2, cpus=1, gpus=1)
-    assert not room.holds([large])
-    jobs = [node.job for node in small_tree(folder).nodes[:4]]
-    shares = {job.key: share for job, share in zip(jobs, [one, one, large, one], strict=True)}
-    assert room.fitting(jobs, shares, []) == jobs[:2]  # none is let past another
-    assert room.fitting(jobs, shares, [one] * 3) == jobs[:1]
-    assert room.fitting(jobs[2:], shares, [one]) == []
-    assert room.fitting(jobs[2:], shares, []) == jobs[2:3]  # whatever it is: Ray may know better
-
-
-def test_shares_that_no_node_can_give() -> None:
-    nodes = [_node(CPU=4.0, GPU=2.0), _node(CPU=4.0, GPU=2.0)]
-    check_resources(nodes, {"it": JobResources(workers=4, cpus=2, gpus=1)})
-    with pytest.raises(RunError, match="it needs 5 GPUs, and the cluster has 4"):
-        check_resources(nodes, {"it": JobResources(workers=5, cpus=1, gpus=1)})
-    with pytest.raises(RunError, match="1 workers with 6 CPUs each, and the nodes have"):
-        check_resources(nodes, {"it": JobResources(workers=1, cpus=6, gpus=0)})

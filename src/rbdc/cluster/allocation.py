@@ -68,12 +68,8 @@ def plan_cluster(
     ]
     standard = replace(plan.target, epochs=plan.baseline_epochs)
     alone = (standard, _seconds(standard, plan, devices, scaling, 0.0))
-    return ClusterPlan(
-        plan=plan,
-        scaling=scaling,
-        tree=_best(levels, devices),
-        standard=_best([alone], devices, STANDARD),
-    )
+    tree, baseline = _best(levels, devices), _best([alone], devices, STANDARD)
+    return ClusterPlan(plan=plan, scaling=scaling, tree=tree, standard=baseline)
 
 
 def soonest(models: int, seconds: Mapping[int, float], devices: int) -> int:
@@ -137,11 +133,10 @@ def _best(
     counts = {size * side for size in levels[0][1] for side in range(1, models + 1)}
     best, shortest = None, inf
     for count in sorted((count for count in counts if count <= devices), reverse=True):
-        chosen = [soonest(stage.models, seconds, count) for stage, seconds in levels]
-        taken = [
-            (stage, size, seconds[size])
-            for (stage, seconds), size in zip(levels, chosen, strict=True)
-        ]
+        taken = []
+        for stage, seconds in levels:
+            size = soonest(stage.models, seconds, count)
+            taken.append((stage, size, seconds[size]))
         path = sum(each for _, _, each in taken)
         work = sum(stage.models * size * each for stage, size, each in taken)
         if max(path, work / count) >= shortest:  # its lower bound is not shorter
@@ -169,17 +164,11 @@ def _demands(levels: Iterable[tuple[Stage, int, float]], target: str) -> list[De
     demands: list[Demand] = []
     below: list[str] = []
     for stage, size, seconds in levels:
-        number, count = stage.level, stage.parents
-        here = [f"{number}.{i}" if number else target for i in range(stage.models)]
-        demands += [
-            Demand(
-                name=name,
-                level=number,
-                devices=size,
-                seconds=seconds,
-                parents=tuple(below[count * index :][:count]),
-            )
-            for index, name in enumerate(here)
-        ]
+        level, count = stage.level, stage.parents
+        here = [f"{level}.{i}" if level else target for i in range(stage.models)]
+        for index, name in enumerate(here):
+            parents = tuple(below[count * index :][:count])
+            job = Demand(name=name, level=level, devices=size, seconds=seconds, parents=parents)
+            demands.append(job)
         below = here
     return demands

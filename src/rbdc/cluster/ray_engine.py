@@ -22,17 +22,17 @@ from typing import Any
 from rbdc.cluster.board import Board
 from rbdc.cluster.ray_start import check_nodes, ray_started
 from rbdc.cluster.resources import (
-    ClusterResources,
     JobResources,
     Nodes,
     check_resources,
+    fitting,
     job_resources,
+    on_each,
 )
 from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.jobs.engine import Event, Ledger, Watcher, stop_requested
 from rbdc.jobs.job import Context, Job
 from rbdc.jobs.store import Store
-from rbdc.plan import Scaling
 from rbdc.settings import Cluster
 
 POLL_SECONDS, NODES_SECONDS = 0.5, 2.0
@@ -61,52 +61,45 @@ class RayEngine:
             return
         # Put into the object store once: all jobs use the same data, which may be large.
         store = Store(context.store.root.resolve())
-        packed = pickle.dumps((ledger.unfinished, replace(context, store=store)))
+        packed = pickle.dumps((ledger.unfinished, replace(context, store=store), str(Path.cwd())))
         with ray_started(self.cluster.address, len(packed)) as ray, stop_requested() as stopped:
             given = ray.put(packed)
             nodes = check_nodes(ray, store.root)
-            resources = self._checked(ray, nodes, list(ledger.unfinished.values()), context, given)
-            scheduler = _Scheduler(ray, self.cluster, ledger, resources, given, context.machine)
-            scheduler.run(stopped)
+            unfinished = list(ledger.unfinished.values())
+            resources = self._resources(ray, nodes, unfinished, context, given)
+            _Scheduler(ray, self.cluster, ledger, resources, given).run(stopped)
             if stopped():
                 raise Interrupted("stopped")
         ledger.close()
 
-    def _checked(
+    def _resources(
         self, ray: Any, nodes: Nodes, jobs: Sequence[Job], context: Context, packed: Any
     ) -> dict[str, JobResources]:
-        """Return the resources of each job, once the cluster is known to have them."""
-        machine = context.machine
+        """Return the resources of each job, once it is known that the cluster can run them.
+
+        A worker checks its devices, and measures the jobs' speed where it decides the GPUs.
+        """
+        from rbdc.cluster.ray_worker import probe
+
         trainings = [job for job in jobs if job.trains]
-        on_gpu = ClusterResources.of(nodes).gpus > 0 and machine.device in ("auto", "cuda")
-        speeds = self._probe(ray, trainings, packed, on_gpu=on_gpu)
+        on_gpu = any(on_each(nodes, "GPU")) and context.machine.device in ("auto", "cuda")
+        first = {self.levels[job.key]: job.key for job in reversed(trainings)}
+        measured = first if on_gpu and not self.cluster.gpus_per_job else {}
+        asked = ray.remote(probe).options(num_gpus=int(on_gpu), max_retries=self.cluster.retries)
+        try:
+            speeds = ray.get(asked.remote(packed, measured))
+        except ray.exceptions.RayError as error:
+            problem = f"a worker could not be checked: {' '.join(str(error).split())[-300:]}"
+            raise RunError(problem, "See Ray's logs on its node.") from None
+        if isinstance(speeds, RbdcError):
+            raise speeds
         resources = job_resources(jobs, self.levels, self.cluster, nodes, speeds)
         by_level = {self.levels[job.key]: resources[job.key] for job in trainings}
         check_resources(nodes, {f"a model of level {n}": one for n, one in by_level.items()})
         for job in trainings:  # a batch must divide among the processes
             if (workers := resources[job.key].workers) > 1:
-                job.check(machine, workers)
+                job.check(context.machine, workers)
         return resources
-
-    def _probe(
-        self, ray: Any, trainings: Sequence[Job], packed: Any, *, on_gpu: bool
-    ) -> dict[int, Scaling]:
-        """Check on a worker that jobs can run; measure their speed where it decides the GPUs."""
-        from rbdc.cluster.ray_worker import probe
-
-        first = {self.levels[job.key]: job.key for job in reversed(trainings)}
-        measured = first if on_gpu and not self.cluster.gpus_per_job else {}
-        asked = ray.remote(probe).options(num_gpus=int(on_gpu), max_retries=self.cluster.retries)
-        try:
-            answer = ray.get(asked.remote(packed, measured, str(Path.cwd())))
-        except ray.exceptions.RayError as error:
-            reason = " ".join(str(error).split())[-300:]
-            raise RunError(
-                f"a worker could not be checked: {reason}", "See Ray's logs on its node."
-            ) from None
-        if isinstance(answer, RbdcError):
-            raise answer
-        return answer  # type: ignore[no-any-return]
 
 
 class _Scheduler:
@@ -119,12 +112,11 @@ class _Scheduler:
         ledger: Ledger,
         resources: Mapping[str, JobResources],
         packed: Any,
-        machine: Any,
     ) -> None:
         from rbdc.cluster import ray_worker
 
-        self.ray, self.cluster, self.ledger, self.resources = ray, cluster, ledger, resources
-        self.packed, self.machine = packed, machine
+        self.ray, self.cluster, self.ledger = ray, cluster, ledger
+        self.resources, self.packed = resources, packed
         self.run_alone = ray.remote(ray_worker.run_alone)
         self.run_group = ray.remote(ray_worker.run_group)
         self.attempt = ray_worker.Attempt
@@ -134,7 +126,7 @@ class _Scheduler:
         board = ray.remote(Board)
         self.board = board.options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
         self.running: dict[Any, Any] = {}  # the attempt of each object reference
-        self.room = ClusterResources.of(ray.nodes())
+        self.nodes = ray.nodes()
         self.begun: dict[str, str] = {}  # the node of each attempt that has begun, by name
         self.looked = time.monotonic()
         self.lost: Counter[str] = Counter()
@@ -148,6 +140,7 @@ class _Scheduler:
                 else:
                     self._submit_what_fits()
                 if not self.running:
+                    self.ray.kill(self.board)  # idle workers would keep it for the next run
                     return
                 done, _ = self.ray.wait(list(self.running), num_returns=1, timeout=POLL_SECONDS)
                 self._listen()
@@ -164,21 +157,14 @@ class _Scheduler:
     def _submit_what_fits(self) -> None:
         # Ray runs tasks first-in first-out, so a later job that others depend on would starve.
         given = [attempt.resources for attempt in self.running.values()]
-        for job in self.room.fitting(self.ledger.ready(), self.resources, given):
+        for job in fitting(self.ledger.ready(), self.resources, given, self.nodes):
             self.ledger.take(job)
             self._submit(job)
 
     def _submit(self, job: Job) -> None:
         resources = self.resources[job.key]
-        threads = self.machine.threads or (0 if resources.gpus else max(1, int(resources.cpus)))
-        attempt = self.attempt(
-            name=uuid.uuid4().hex,
-            key=job.key,
-            resources=resources,
-            threads=threads,
-            board=self.board,
-            cwd=str(Path.cwd()),
-        )
+        name = uuid.uuid4().hex
+        attempt = self.attempt(name=name, key=job.key, resources=resources, board=self.board)
         alone = resources.workers == 1
         task = (self.run_alone if alone else self.run_group).options(
             name=f"{job.label}-{job.key[:8]}",
@@ -218,9 +204,8 @@ class _Scheduler:
     def _check_nodes(self) -> None:
         """Submit the jobs of dead nodes again. Workers of a node that hangs would never answer."""
         self.looked = time.monotonic()
-        nodes = self.ray.nodes()
-        self.room = ClusterResources.of(nodes)
-        dead = {node["NodeID"] for node in nodes if not node["Alive"]}
+        self.nodes = self.ray.nodes()
+        dead = {node["NodeID"] for node in self.nodes if not node["Alive"]}
         for ref, attempt in list(self.running.items()):
             if attempt.resources.workers == 1 and self.begun.get(attempt.name) in dead:
                 del self.running[ref]
@@ -236,18 +221,14 @@ class _Scheduler:
                 raise  # a bug in this program
             return
         except errors.RayError as error:
-            lost = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        else:
-            if outcome.result is not None:
-                self._begin(attempt.name, job)
-                self.ledger.finished(job, outcome.result)
-                return
-            if outcome.error is not None:
-                self.ledger.failed(job, outcome.error)
-                return
-            lost = outcome.lost or "its worker got a stop signal"
-        if not stopping:
-            self._resubmit(job, lost)
+            outcome = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if isinstance(outcome, dict):
+            self._begin(attempt.name, job)
+            self.ledger.finished(job, outcome)
+        elif isinstance(outcome, RbdcError):
+            self.ledger.failed(job, outcome)
+        elif not stopping:
+            self._resubmit(job, str(outcome))
 
     def _resubmit(self, job: Job, reason: str) -> None:
         self.lost[job.key] += 1

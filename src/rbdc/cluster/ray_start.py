@@ -6,7 +6,6 @@
 import importlib.util
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -41,6 +40,8 @@ def ray_started(address: str | None, memory: int = 0) -> Iterator[Any]:
     if imported is not None and imported.is_initialized():
         yield imported
         return
+    if importlib.util.find_spec("ray") is None:
+        raise RunError("Ray is not installed", "Install it with: pip install 'rbdc[ray]'")
     if address:
         _check_address(address)
     elif imported and _PRIVATE.items() - os.environ.items():
@@ -52,30 +53,20 @@ def ray_started(address: str | None, memory: int = 0) -> Iterator[Any]:
         os.environ |= _PRIVATE
         # Without a token in the environment, Ray writes one to a file.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    _check_installed()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = importlib.import_module("ray")
-    options: dict[str, Any] = {"address": address}
-    if not address:
-        options = {
-            "address": "local",
+    with tempfile.TemporaryDirectory(prefix="rbdc-ray-", ignore_cleanup_errors=True) as folder:
+        private = {
             "_node_ip_address": "127.0.0.1",
-            "_temp_dir": tempfile.mkdtemp(prefix="rbdc-ray-"),
+            "_temp_dir": folder,
             "object_store_memory": STORE_BYTES + 2 * memory,
             "include_dashboard": False,
         }
-    try:
-        ray.init(**options, **_QUIET)
-        yield ray
-    finally:
-        ray.shutdown()
-        if not address:
-            shutil.rmtree(options["_temp_dir"], ignore_errors=True)
-
-
-def _check_installed() -> None:
-    if importlib.util.find_spec("ray") is None:
-        raise RunError("Ray is not installed", "Install it with: pip install 'rbdc[ray]'")
+        try:
+            ray.init(address or "local", **({} if address else private), **_QUIET)
+            yield ray
+        finally:
+            ray.shutdown()
 
 
 def _check_address(address: str) -> None:
@@ -85,35 +76,26 @@ def _check_address(address: str) -> None:
     """
     until = time.monotonic() + ANSWER_SECONDS
     host, colon, port = address.rpartition(":")
-    if address != "auto":
-        if not (host and colon and port.isdigit()) or "/" in host:
-            raise RunError(
-                f"the address is {address!r}, expected HOST:PORT",
-                "Give the one that `ray start --head` prints, on a machine of the cluster.",
-            )
-        try:
-            socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS / 2).close()
-        except (OSError, OverflowError) as error:
-            raise _no_cluster(address, str(error)) from None
-    _check_installed()
-    script = f"import ray; ray.init(address={address!r}, **{_QUIET!r})"
-    try:
-        tried = subprocess.run(
-            [sys.executable, "-c", script],
-            capture_output=True,
-            text=True,
-            timeout=until - time.monotonic(),
-            check=False,
+    if address != "auto" and (not (host and colon and port.isdigit()) or "/" in host):
+        raise RunError(
+            f"the address is {address!r}, expected HOST:PORT",
+            "Give the one that `ray start --head` prints, on a machine of the cluster.",
         )
+    command = [sys.executable, "-c", f"import ray; ray.init({address!r}, **{_QUIET!r})"]
+    try:
+        if address != "auto":
+            socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS / 2).close()
+        left = until - time.monotonic()
+        subprocess.run(command, capture_output=True, text=True, timeout=left, check=True)
     except subprocess.TimeoutExpired:
-        raise _no_cluster(address, f"no answer within {ANSWER_SECONDS} s") from None
-    if tried.returncode:
-        output = tried.stderr.strip().splitlines()
-        raise _no_cluster(address, output[-1] if output else f"exit code {tried.returncode}")
-
-
-def _no_cluster(address: str, reason: str) -> RunError:
-    return RunError(
+        reason = f"no answer within {ANSWER_SECONDS} s"
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
+    except (OSError, OverflowError) as error:
+        reason = str(error)
+    else:
+        return
+    raise RunError(
         f"no Ray cluster can be joined at {address}: {reason}",
         "Start one with `ray start --head`, and run this on one of its machines, with its token.",
     )
@@ -122,12 +104,11 @@ def _no_cluster(address: str, reason: str) -> RunError:
 def check_nodes(ray: Any, store: Path) -> list[dict[str, Any]]:
     """Return the living nodes. Refuse one that cannot access the store or has other versions."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    token = secrets.token_hex(8)
-    ours = f".ray-{token}"
+    ours = f".ray-{secrets.token_hex(8)}"
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     store.mkdir(parents=True, exist_ok=True)
     try:
-        (store / ours).write_text(token)
+        (store / ours).touch()
         asked = {
             ray.remote(probe_node)
             .options(num_cpus=0, max_retries=2, scheduling_strategy=affinity(node["NodeID"], False))
@@ -148,37 +129,35 @@ def _check_node(ray: Any, node: Mapping[str, Any], answer: Any, store: Path, our
     if answer is None:
         raise RunError(f"the node {where} does not answer", "Take it out of the cluster.")
     try:
-        found = ray.get(answer)
+        problem, there = ray.get(answer)
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
         raise RunError(
             f"the node {where} cannot run anything: {reason}",
             "Install rbdc there, the same version as here.",
         ) from None
-    theirs = store / f"{ours}-{node['NodeID']}"
-    if not (found["saw"] and theirs.exists()):
+    if problem or not (store / f"{ours}-{node['NodeID']}").exists():
         raise RunError(
-            f"the node {where} cannot access {store}"
-            + (f": {found['error']}" if found["error"] else ""),
+            f"the node {where} cannot access {store}" + (f": {problem}" if problem else ""),
             "Give an --output in a folder that every node can access at the same path.",
         )
     for name, here in versions().items():
-        if found["versions"][name] != here:
+        if there[name] != here:
             raise RunError(
-                f"the node {where} has {name} {found['versions'][name]}, and here it is {here}",
+                f"the node {where} has {name} {there[name]}, and here it is {here}",
                 "Install the same versions everywhere.",
             )
 
 
-def probe_node(store: str, ours: str, node: str) -> dict[str, Any]:
-    """Return, on a node, whether it can read and write the store, and its versions."""
+def probe_node(store: str, ours: str, node: str) -> tuple[str, dict[str, str]]:
+    """Return, on a node, why it cannot read or write the store, or "", and its versions."""
     error = ""
     try:
-        saw = (Path(store) / ours).read_text() == ours.removeprefix(".ray-")
-        (Path(store) / f"{ours}-{node}").write_text("seen")
+        (Path(store) / ours).read_bytes()
+        (Path(store) / f"{ours}-{node}").touch()
     except OSError as problem:
-        saw, error = False, str(problem)
-    return {"saw": saw, "error": error, "versions": versions()}
+        error = str(problem)
+    return error, versions()
 
 
 def versions() -> dict[str, str]:

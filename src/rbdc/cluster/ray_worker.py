@@ -35,29 +35,19 @@ class Attempt:
     key: str
     """Key of the job."""
     resources: JobResources
-    threads: int
-    """CPU threads of each process; 0 for torch's default."""
     board: Any
-    cwd: str
-    """Working directory of the driver, to which paths are relative."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """The outcome of an attempt. If all fields are empty, it was stopped and has saved."""
-
-    result: dict[str, Any] | None = None
-    error: RbdcError | None = None
-    lost: str = ""
-    """Reason of an end that the job did not cause, such as a lost worker."""
+Outcome = dict[str, Any] | RbdcError | Interrupted
+"""The job's result, its error, or the reason of an end that the job did not cause."""
 
 
-def probe(packed: bytes, measured: Mapping[int, str], cwd: str) -> dict[int, Scaling] | RbdcError:
+def probe(packed: bytes, measured: Mapping[int, str]) -> dict[int, Scaling] | RbdcError:
     """Check that the jobs can run on this machine, and measure how fast some of them train.
 
     `measured` are keys of jobs, by level. Returns the error where one cannot run.
     """
-    jobs, context = _unpacked(packed, cwd)
+    jobs, context = _unpacked(packed)
     try:
         for job in jobs.values():
             job.check_device(context.machine)
@@ -90,8 +80,7 @@ def run_group(attempt: Attempt, packed: bytes) -> Outcome:
         scaling_config=train.ScalingConfig(
             num_workers=resources.workers,
             use_gpu=bool(resources.gpus),
-            resources_per_worker={"CPU": resources.cpus}
-            | ({"GPU": resources.gpus} if resources.gpus else {}),
+            resources_per_worker=resources.per_worker,
         ),
         run_config=train.RunConfig(name=attempt.name, storage_path=str(folder / GROUP)),
     )
@@ -100,33 +89,34 @@ def run_group(attempt: Attempt, packed: bytes) -> Outcome:
     except train.WorkerGroupError as error:
         return _first_failure(list(error.worker_failures.values()))
     except train.TrainingFailedError as error:
-        return Outcome(lost=_first_line(error))
+        return Interrupted(_first_line(error))
     finally:
         shutil.rmtree(folder / GROUP, ignore_errors=True)
-    return Outcome(result=context.store.result(job))
+    return context.store.result(job) or Interrupted("its result cannot be read")
 
 
 def run_rank(config: dict[str, Any]) -> None:
     """Run one process of a group. Ray Train has initialised its process group."""
-    attempt: Attempt = config["attempt"]
-    job, context = _begin(attempt, config["packed"])
+    job, context = _begin(config["attempt"], config["packed"])
     world = join_world(context.machine.device)
-    outcome = _outcome(attempt, job, replace(context, world=world))
-    if outcome.error is not None:
-        raise outcome.error
-    if outcome.result is None:
-        raise Interrupted("stopped")
+    outcome = _outcome(config["attempt"], job, replace(context, world=world))
+    if not isinstance(outcome, dict):
+        raise outcome
 
 
 def _begin(attempt: Attempt, packed: bytes) -> tuple[Job, Context]:
-    jobs, context = _unpacked(packed, attempt.cwd)
-    return jobs[attempt.key], context.with_threads(attempt.threads)
+    jobs, context = _unpacked(packed)
+    each = attempt.resources
+    threads = context.machine.threads or (0 if each.gpus else max(1, int(each.cpus)))
+    return jobs[attempt.key], context.with_threads(threads)
 
 
-def _unpacked(packed: bytes, cwd: str) -> tuple[dict[str, Job], Context]:
+def _unpacked(packed: bytes) -> tuple[dict[str, Job], Context]:
+    """Return the jobs by key, after changing to the driver's working directory."""
+    jobs, context, cwd = pickle.loads(packed)
     with suppress(OSError):  # the folder may not exist on this machine
         os.chdir(cwd)
-    return pickle.loads(packed)  # type: ignore[no-any-return]
+    return jobs, context
 
 
 def _outcome(
@@ -139,11 +129,11 @@ def _outcome(
         )
         if context.world.is_main:  # finished: an older attempt that still runs sees that and ends
             listener.lease.unlink(missing_ok=True)
-        return Outcome(result=result)
+        return result
     except Interrupted:
-        return Outcome()
+        return Interrupted("its worker got a stop signal")
     except RbdcError as error:
-        return Outcome(error=error)
+        return error
 
 
 def _take_lease(attempt: Attempt, folder: Path) -> None:
@@ -161,30 +151,24 @@ class _Listener:
 
     def __init__(self, attempt: Attempt, lease: Path) -> None:
         self.attempt, self.lease = attempt, lease
-        self.answer = self._ask()
         self.looked, self.stop = time.monotonic(), False
+        self._ask()
 
-    def _ask(self) -> Future[bool]:
+    def _ask(self) -> None:
         # Not ray.wait, even with a timeout of 0: Ray treats a waiting task as blocked, and gives
         # its cores to another task.
-        answer: Future[bool] = self.attempt.board.ended.remote().future()
-        return answer
+        self.answer: Future[bool] = self.attempt.board.ended.remote().future()
 
     def __call__(self) -> bool:
         if time.monotonic() - self.looked > LISTEN_SECONDS:
             self._check_lease()
-            self.stop = self.stop or self._stop_requested()
+            if not self.stop and self.answer.done():
+                try:
+                    self.stop = self.answer.result()
+                except RayActorError:  # the board died; Ray restarts it
+                    self._ask()
             self.looked = time.monotonic()
         return self.stop
-
-    def _stop_requested(self) -> bool:
-        if not self.answer.done():
-            return False
-        try:
-            return bool(self.answer.result())
-        except RayActorError:  # the board died; Ray restarts it
-            self.answer = self._ask()
-            return False
 
     def _check_lease(self) -> None:
         try:
@@ -219,12 +203,11 @@ class _Reporter:
 
 def _first_failure(failures: list[Exception]) -> Outcome:
     """Return the outcome of a failed group: the error of the process that failed first."""
-    for error in failures:
-        if isinstance(error, RbdcError):
-            return Outcome(error=error)
-    if any(isinstance(error, Interrupted) for error in failures):
-        return Outcome()
-    return Outcome(lost="; ".join(map(_first_line, failures)))
+    for kind in (RbdcError, Interrupted):
+        for error in failures:
+            if isinstance(error, kind):
+                return error
+    return Interrupted("; ".join(map(_first_line, failures)))
 
 
 def _first_line(error: Exception) -> str:

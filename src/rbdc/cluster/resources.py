@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 from rbdc.cluster.allocation import soonest
 from rbdc.errors import RunError
@@ -20,49 +20,47 @@ class JobResources:
     """The resources of one job: its processes, and the CPUs and GPUs of each."""
 
     workers: int
-    """Number of processes of the job."""
     cpus: float
-    """CPUs of each process."""
     gpus: float
-    """GPUs of each process."""
+
+    @property
+    def per_worker(self) -> dict[str, float]:
+        """The GPUs and CPUs of each process, by Ray's names."""
+        return {"GPU": self.gpus, "CPU": self.cpus}
 
     def __str__(self) -> str:
         """Return the GPUs, or else the CPUs, of all processes together."""
-        count, kind = (self.gpus, "GPU") if self.gpus else (self.cpus, "CPU")
-        return f"{self.workers * count:g} {kind}{'s' if self.workers * count > 1 else ''}"
+        kind = "GPU" if self.gpus else "CPU"
+        count = self.workers * self.per_worker[kind]
+        return f"{count:g} {kind}{'s' if count > 1 else ''}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClusterResources:
-    """The CPUs and GPUs of all nodes together."""
+def on_each(nodes: Nodes, kind: str) -> list[float]:
+    """Return how many CPUs or GPUs each living node has."""
+    return [node["Resources"].get(kind, 0) for node in nodes if node["Alive"]]
 
-    cpus: float
-    gpus: float
 
-    @classmethod
-    def of(cls, nodes: Nodes) -> Self:
-        """Return the sum over the nodes that are alive."""
-        return cls(cpus=sum(_each(nodes, "CPU")), gpus=sum(_each(nodes, "GPU")))
+def fit(resources: Sequence[JobResources], nodes: Nodes) -> bool:
+    """Return whether the nodes together have enough for all. Ray chooses the nodes."""
+    return all(
+        sum(one.workers * one.per_worker[kind] for one in resources) <= sum(on_each(nodes, kind))
+        for kind in ("GPU", "CPU")
+    )
 
-    def fitting(
-        self,
-        jobs: Sequence[Job],
-        resources: Mapping[str, JobResources],
-        given: Sequence[JobResources],
-    ) -> list[Job]:
-        """Return the longest prefix that fits, and at least one job if nothing is running."""
-        taken = list(given)
-        for number, job in enumerate(jobs):
-            if taken and not self.holds([*taken, resources[job.key]]):
-                return list(jobs[:number])
-            taken.append(resources[job.key])
-        return list(jobs)
 
-    def holds(self, resources: Sequence[JobResources]) -> bool:
-        """Return whether there is enough for all of them. Ray chooses the nodes."""
-        return self.cpus >= sum(one.workers * one.cpus for one in resources) and (
-            self.gpus >= sum(one.workers * one.gpus for one in resources)
-        )
+def fitting(
+    jobs: Sequence[Job],
+    resources: Mapping[str, JobResources],
+    given: Sequence[JobResources],
+    nodes: Nodes,
+) -> list[Job]:
+    """Return the longest prefix that fits, and at least one job if nothing is running."""
+    taken = list(given)
+    for number, job in enumerate(jobs):
+        taken.append(resources[job.key])
+        if len(taken) > 1 and not fit(taken, nodes):
+            return list(jobs[:number])
+    return list(jobs)
 
 
 def job_resources(
@@ -78,7 +76,7 @@ def job_resources(
     `speeds` has the level's measured speed.
     """
     siblings = Counter(levels[job.key] for job in jobs if job.trains)
-    cpus = _each(nodes, "CPU")
+    cpus = on_each(nodes, "CPU")
     resources = {}
     for job in jobs:
         level = levels[job.key]
@@ -95,7 +93,7 @@ def job_resources(
 
 def _gpus(models: int, speed: Scaling, nodes: Nodes) -> int:
     """Return the GPUs per model when `models` siblings train at once."""
-    gpus = [int(count) for count in _each(nodes, "GPU")]
+    gpus = [int(count) for count in on_each(nodes, "GPU")]
     scaling = replace(speed, hardware=replace(speed.hardware, devices_per_node=max(gpus)))
     seconds = {size: scaling.step_seconds(0, size) for size in scaling.group_sizes(sum(gpus))}
     return soonest(max(1, models), seconds, sum(gpus))
@@ -108,9 +106,9 @@ def _at(values: Sequence[Any], level: int, otherwise: Any) -> Any:
 def check_resources(nodes: Nodes, resources: Mapping[str, JobResources]) -> None:
     """Refuse resources that the cluster does not have. `resources` are by a name for messages."""
     for kind in ("GPU", "CPU"):
-        have = _each(nodes, kind)
+        have = on_each(nodes, kind)
         for name, one in resources.items():
-            each = one.gpus if kind == "GPU" else one.cpus
+            each = one.per_worker[kind]
             needed = each * one.workers
             if needed > sum(have):
                 raise RunError(
@@ -123,8 +121,3 @@ def check_resources(nodes: Nodes, resources: Mapping[str, JobResources]) -> None
                     f"the nodes have {json.dumps(have)}",
                     f"Use more workers (--workers-per-job), or fewer {kind}s.",
                 )
-
-
-def _each(nodes: Nodes, kind: str) -> list[float]:
-    """Return how many CPUs or GPUs each living node has."""
-    return [node["Resources"].get(kind, 0) for node in nodes if node["Alive"]]

@@ -1,13 +1,13 @@
 """Simulate when each job starts and ends on the devices of a cluster."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from graphlib import TopologicalSorter
 from heapq import heappop, heappush
 from math import isfinite
 from typing import Any
 
-from rbdc.errors import PlanError, nearest
+from rbdc.errors import PlanError
 
 SAME_MOMENT = 1e-9  # relative: jobs that end this close together end at the same time
 
@@ -124,19 +124,13 @@ class Timetable:
         }
 
 
-def simulate(
-    demands: Sequence[Demand], devices: int, *, measured: Mapping[str, float] | None = None
-) -> Timetable:
+def simulate(demands: Sequence[Demand], devices: int) -> Timetable:
     """Simulate an engine that starts each job once its parents are done and devices are free.
 
     Jobs that are ready start in the given order. None starts before an earlier one that waits for
-    devices. `measured` are seconds by name that replace the jobs' own, to compare with a run.
+    devices.
     """
-    demands = [
-        replace(demand, seconds=(measured or {}).get(demand.name, demand.seconds))
-        for demand in demands
-    ]
-    _check(demands, devices, measured or {})
+    _check(demands, devices)
     by_name = {demand.name: (order, demand) for order, demand in enumerate(demands)}
     parents = TopologicalSorter({demand.name: demand.parents for demand in demands})
     parents.prepare()
@@ -202,31 +196,24 @@ def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _check(demands: Sequence[Demand], devices: int, measured: Mapping[str, float]) -> None:
+def _check(demands: Sequence[Demand], devices: int) -> None:
     known: set[str] = set()
     if not demands:
         raise PlanError("there are no jobs", "Give one or more.")
     for demand in demands:
-        if demand.devices > devices:
-            raise PlanError(
-                f"{demand.name} asks for {demand.devices} devices, and there are {devices}",
-                "Give it fewer devices, or use more.",
-            )
-        if not (isfinite(demand.seconds) and demand.seconds > 0 and demand.devices > 0):
-            raise PlanError(
-                f"{demand.name} takes {demand.seconds:g} s on {demand.devices} devices",
-                "Both must be positive.",
-            )
-        if strange := set(demand.parents) - known:
-            raise PlanError(
-                f"the parent {min(strange)} of {demand.name} comes after it, or does not exist",
-                "Give parents before their children.",
-            )
-        if demand.name in known:
-            raise PlanError(f"two jobs are called {demand.name}", "Use unique names.")
-        known.add(demand.name)
-    for name in measured.keys() - known:
-        raise PlanError(
-            f"no job is called {name!r}",
-            nearest(name, known) or f"Known are {', '.join(sorted(known))}.",
-        )
+        name, size, seconds = demand.name, demand.devices, demand.seconds
+        problem = remedy = ""
+        if size > devices:
+            problem = f"{name} asks for {size} devices, and there are {devices}"
+            remedy = "Give it fewer devices, or use more."
+        elif not (isfinite(seconds) and seconds > 0 and size > 0):
+            problem = f"{name} takes {seconds:g} s on {size} devices"
+            remedy = "Both must be positive."
+        elif strange := set(demand.parents) - known:
+            problem = f"the parent {min(strange)} of {name} comes after it, or does not exist"
+            remedy = "Give parents before their children."
+        elif name in known:
+            problem, remedy = f"two jobs are called {name}", "Use unique names."
+        if problem:
+            raise PlanError(problem, remedy)
+        known.add(name)
