@@ -121,6 +121,10 @@ def test_the_table_says_it_all(done: tuple[Path, dict[str, Any]]) -> None:
     text = console.export_text()
     assert "net2net" in text and "±" in text and "2×" in text and "missing" not in text
     assert "standard training's best" in text
+    titles = text.splitlines()[1].split()
+    for line in done[1]["lines"]:
+        assert f" {line['relative_time']:.2f} " in text
+    assert "time" in titles and titles[-1] == "seeds"
     console.print(status_table(run_status(done[0])))
     assert "100.0%" in console.export_text()
 
@@ -258,6 +262,8 @@ def test_a_training_that_fails_is_missing_and_the_others_are_done(
         summary = run(compared(folder, seeds=1, budgets=(1.0,)), tmp_path / "run")
     missing = {row["protocol"] for row in summary["rows"] if row["score"] is None}
     assert missing == {"rbdc:1", "net2net"}
+    unknown = {row["protocol"] for row in summary["rows"] if row["seconds"] is None}
+    assert unknown == missing  # not the seconds of the jobs that did end
 
 
 WITH_ATTENTION = {**TINY[RESNET], "block_args": {"attn_layer": "se"}}

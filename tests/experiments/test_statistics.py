@@ -1,11 +1,18 @@
-"""Means, intervals, differences, and FLOPs to reach an accuracy."""
+"""Means, intervals, differences, and FLOPs and time to reach an accuracy."""
 
 from math import inf, sqrt
 from typing import Any
 
 import pytest
 
-from rbdc.experiments.statistics import crossing, flops_to_reach, mean_and_interval, summarize
+from rbdc.experiments.statistics import (
+    cost_to_reach,
+    crossing,
+    mean_and_interval,
+    statistics_of,
+    summarize,
+    with_times,
+)
 from rbdc.metrics import METRICS
 
 TOP1, PERPLEXITY = METRICS["top1"], METRICS["perplexity"]
@@ -20,7 +27,8 @@ def row(protocol: str, budget: float, seed: int, score: float | None) -> dict[st
         "score": score,
         "best_score": score,
         "flops": budget,
-        "seconds": 1.0,
+        "seconds": 100 * budget,
+        "time": budget,
         "data_passes": 3.0,
         "epochs": {"0": [1.0]},
     }
@@ -61,7 +69,7 @@ def test_flops_to_reach_standards_accuracy() -> None:
         rows += [row("standard", b, seed, a + shift) for b, a in ((0.5, 0.6), (1.0, 0.7))]
         rows += [row("fast", b, seed, a + shift) for b, a in ((0.5, 0.65), (1.0, 0.75))]
         rows += [row("slow", b, seed, a + shift) for b, a in ((0.5, 0.5), (1.0, 0.6))]
-    reached = flops_to_reach(rows)
+    reached = cost_to_reach(rows)
     assert reached["standard"]["flops"] == pytest.approx(1.0)
     fast = reached["fast"]
     assert [fast[key] for key in ("flops", "low", "high")] == pytest.approx([0.75] * 3)
@@ -69,15 +77,15 @@ def test_flops_to_reach_standards_accuracy() -> None:
     uneven = [
         {**r, "score": r["score"] + 0.05 * r["seed"] * (r["protocol"] == "fast")} for r in rows
     ]
-    spread = flops_to_reach(uneven)["fast"]
+    spread = cost_to_reach(uneven)["fast"]
     assert spread["low"] < spread["flops"] < spread["high"]  # seeds differ, so it is not certain
-    assert flops_to_reach([r for r in rows if r["protocol"] != "standard"]) == {}
+    assert cost_to_reach([r for r in rows if r["protocol"] != "standard"]) == {}
 
 
 def test_missing_results_are_left_out_of_curves() -> None:
     rows = [row("standard", b, 0, a) for b, a in ((0.5, 0.6), (1.0, 0.7))]
     rows += [row("rbdc:1", 0.5, 0, 0.65), row("rbdc:1", 1.0, 0, None)]
-    assert flops_to_reach(rows)["rbdc:1"]["flops"] == inf
+    assert cost_to_reach(rows)["rbdc:1"]["flops"] == inf
 
 
 def perplexity_rows() -> list[dict[str, Any]]:
@@ -106,7 +114,7 @@ def test_where_a_curve_that_goes_down_reaches_a_goal(goal: float, expected: floa
 
 
 def test_flops_to_reach_standards_perplexity() -> None:
-    reached = flops_to_reach(perplexity_rows())
+    reached = cost_to_reach(perplexity_rows())
     assert reached["standard"]["flops"] == pytest.approx(1.0)
     fast = reached["fast"]
     assert [fast[key] for key in ("flops", "low", "high")] == pytest.approx([0.75] * 3)
@@ -118,3 +126,79 @@ def test_a_gap_is_signed_as_score_minus_standards_whichever_way_is_better() -> N
     assert lines["fast", 1.0]["gap"] == -5.0 and lines["slow", 1.0]["gap"] == 10.0
     assert PERPLEXITY.is_better(lines["fast", 1.0]["gap"], 0.0)
     assert not PERPLEXITY.is_better(lines["slow", 1.0]["gap"], 0.0)
+
+
+def timed_rows() -> list[dict[str, Any]]:
+    """Three seeds; the tree is better and takes 1.4 times as long, in uneven seconds."""
+    rows = []
+    for seed in range(3):
+        for budget in (0.4, 0.6, 1.0):
+            noise, shift = 1 + 0.1 * (seed - 1), 0.01 * seed
+            standard = row("standard", budget, seed, 0.5 + 0.2 * budget + shift)
+            tree = row("tree", budget, seed, 0.6 + 0.2 * budget + 2 * shift)
+            rows += [
+                {**standard, "seconds": 200 * budget * noise},
+                {**tree, "seconds": 280 * budget / noise},
+            ]
+    return rows
+
+
+def test_time_is_relative_to_standard_training_with_the_most_flops() -> None:
+    rows = with_times(timed_rows())
+    longest = [r["time"] for r in rows if r["protocol"] == "standard" and r["budget"] == 1.0]
+    assert longest == pytest.approx([0.9, 1.0, 1.1])
+    assert rows[1]["time"] == pytest.approx(280 * 0.4 / 0.9 / 200)
+    other = with_times([r for r in rows if r["protocol"] == "tree"])
+    assert all(r["time"] is None for r in other)  # nothing to compare with
+    assert all(line["relative_time"] is None for line in summarize(other))
+
+
+def test_the_difference_in_the_time_of_standard_training() -> None:
+    found = summarize(with_times(timed_rows()))
+    lines = {(line["protocol"], line["budget"]): line for line in found}
+    longer = 1.4 * (1 / 0.9 + 1 + 1 / 1.1) / 3
+    for budget in (0.4, 0.6, 1.0):
+        tree = lines["tree", budget]
+        assert tree["gap"] == pytest.approx(0.1 + 0.01)
+        assert tree["relative_time"] == pytest.approx(longer)
+        assert lines["standard", budget]["relative_time"] == 1
+        assert lines["standard", budget]["time_gap"] is None
+    assert lines["tree", 0.4]["time_gap"] is None  # the tree has nothing as short as that
+    for budget in (0.6, 1.0):
+        line = lines["tree", budget]
+        assert line["time_gap"] == pytest.approx(0.11 + 0.2 * (budget / longer - budget))
+        paired = mean_and_interval([0.0, 0.01, 0.02])[1]  # of the differences, not of the scores
+        assert line["time_gap_interval"] == pytest.approx(paired)
+
+
+def test_time_to_reach_standards_accuracy() -> None:
+    """Seconds count like FLOPs: 1.4 times as many at a budget, 1.4 times as many to reach it."""
+    rows = [r for r in timed_rows() if r["seed"] == 1]
+    (flops, time) = (cost_to_reach(with_times(rows), cost)["tree"] for cost in ("flops", "time"))
+    assert flops["flops"] == pytest.approx(0.45)  # 0.01 better for the seed: 0.62 + 0.2 b = 0.71
+    assert time["time"] == pytest.approx(1.4 * 0.45) and time["low"] == time["high"]
+    assert cost_to_reach(with_times(timed_rows()), "time")["standard"]["time"] == pytest.approx(1)
+    spread = cost_to_reach(with_times(timed_rows()), "time")["tree"]
+    assert spread["low"] < spread["time"] < spread["high"]  # the seconds differ, too
+
+
+def test_trials_of_unknown_duration_are_left_out_of_times_alone() -> None:
+    rows = timed_rows()
+    lost = [
+        {**r, "seconds": None if r["seed"] == 2 and r["budget"] == 1.0 else r["seconds"]}
+        for r in rows
+    ]
+    found, kept = statistics_of(lost), statistics_of([r for r in rows if r["seed"] != 2])
+    assert found["time_to_reach"]["tree"]["time"] == kept["time_to_reach"]["tree"]["time"]
+    assert found["flops_to_reach"] == statistics_of(rows)["flops_to_reach"]
+    assert [line["time_gap"] for line in found["lines"]] == [
+        line["time_gap"] for line in kept["lines"]
+    ]
+    never = statistics_of([{**r, "seconds": None} for r in rows])
+    assert never["time_to_reach"] == {} and never["flops_to_reach"] == found["flops_to_reach"]
+
+
+def test_a_budget_that_a_seed_lacks_is_no_other_seeds_budget() -> None:
+    rows = [r for r in timed_rows() if (r["protocol"], r["budget"], r["seed"]) != ("tree", 0.4, 0)]
+    assert cost_to_reach(with_times(rows))["tree"]["low"] == -inf  # starts at 0.6, and is better
+    assert cost_to_reach(with_times(rows))["tree"]["flops"] == -inf

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from playwright.sync_api import Browser
 from rich.console import Console
 
-from rbdc.experiments.statistics import flops_to_reach, plain, summarize
+from rbdc.experiments.statistics import statistics_of
 from rbdc.metrics import METRICS
 from rbdc.report.card import export_run
 from rbdc.report.compare import comparison_table, save_comparison_plots
@@ -32,12 +32,7 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "metric": "perplexity",
         "baseline_flops": 1e12,
         "baseline_epochs": 4.0,
-        "rows": rows,
-        "lines": summarize(rows),
-        "flops_to_reach": {
-            name: {key: plain(value) for key, value in found.items()}
-            for name, found in flops_to_reach(rows).items()
-        },
+        **statistics_of(rows),
         "published": {"standard 1": 21.5},
         "tuning": [],
     }
@@ -58,7 +53,8 @@ def test_the_table(summary: dict[str, Any]) -> None:
     assert "16.00 ± 2.48" in text and "-5.00 ± 0.00" in text and "21.50" in text
     green, red = "\x1b[32m", "\x1b[31m"
     assert f"{green} -5.00 ± 0.00" in styled and f"{red}+10.00 ± 0.00" in styled
-    assert "fast reaches standard training's best perplexity at 0.75 of the FLOPs" in text
+    reached = "fast reaches standard training's best perplexity at 0.75 of the FLOPs"
+    assert f"{reached} and 0.75 of the time" in text
     assert "slow does not reach standard training's best perplexity" in text
     assert "at once is better than standard training's best perplexity already at its" in text
 
@@ -77,6 +73,9 @@ def test_the_plots(summary: dict[str, Any], figures: list[Any], tmp_path: Path) 
         assert figure.axes[0].get_ylabel() == "perplexity (lower is better)"
     curves = {box.get_label(): box.lines[0].get_ydata() for box in figures[0].axes[0].containers}
     assert list(curves["fast"]) == [26.0, 16.0]  # not in percent
+    assert len(figures) == 2 and "time" in figures[1].axes[0].get_xlabel()
+    times = {box.get_label(): box.lines[0].get_xdata() for box in figures[1].axes[0].containers}
+    assert list(times["standard"]) == [0.5, 1.0]  # not in minutes
 
 
 def test_the_best_is_on_top(summary: dict[str, Any], figures: list[Any], tmp_path: Path) -> None:
@@ -115,7 +114,7 @@ def by_perplexity(finished: Path, tmp_path: Path) -> Path:
     best = {"step": 5, "epoch": 1.0, "perplexity": 9.75}
     standard = {**result["standard"], "metrics": theirs, "best": best}
     change(run / "result.json", nodes=result["nodes"], metrics=ours, metric="perplexity",
-           standard=standard, best=best)  # fmt: skip
+           standard=standard, best=best, relative_time=1.324)  # fmt: skip
     return run
 
 
@@ -123,13 +122,16 @@ def test_the_end_of_a_run(by_perplexity: Path, tmp_path: Path) -> None:
     result = json.loads((by_perplexity / "result.json").read_text())
     text = "\n".join(result_lines(result, tmp_path))
     assert "RBDC:      perplexity 10.00 with" in text and "standard:  perplexity 12.50" in text
-    assert "2.50 less (better) for RBDC" in text
+    assert "2.50 less (better) for RBDC at the same FLOPs, in 1.32 times the time; one" in text
+    old = "\n".join(result_lines({**result, "relative_time": None}, tmp_path))
+    assert "2.50 less (better) for RBDC at the same FLOPs; one seed" in old
     console = Console(width=110, file=StringIO(), record=True)
     console.print(status_table(run_status(by_perplexity)))
     table = console.export_text()
     assert "perplexity" in table and "top-1" not in table
     card = (export_run(by_perplexity, tmp_path / "out") / "README.md").read_text()
     assert "2.50 less (better) for this model" in card and "type: perplexity" in card
+    assert "at the same FLOPs, in 1.32 times the time: one" in card
     assert "best perplexity during training" in card and "top-1" not in card
 
 
@@ -144,7 +146,7 @@ def test_curves(by_perplexity: Path) -> None:
 def test_the_page_of_a_run(browser: Browser, by_perplexity: Path, tmp_path: Path) -> None:
     seen = visit(browser, [by_perplexity], tmp_path)
     assert "RBDC: perplexity 10.00 with" in seen.text("#verdict")
-    assert "perplexity 12.50; 2.50 less (better) for RBDC." in seen.text("#verdict")
+    assert "; 2.50 less (better) for RBDC, in 1.32 times the time." in seen.text("#verdict")
     run = read_run(by_perplexity)
     target = next(node for node in run["nodes"].values() if node["name"] == "target")
     start, end = (target[which]["perplexity"] for which in ("start", "metrics"))
@@ -169,12 +171,13 @@ def test_the_page_of_a_comparison(
     rows = seen.page.locator("#compare table").first.locator("tbody tr").all()
     cells = {tuple(row.locator("td").all_inner_texts()[:2]): row for row in rows}
     fast, slow = cells["fast", "1.000"], cells["slow", "1.000"]
-    assert fast.locator(".better").inner_text() == "−5.00 ± 0.00"
-    assert slow.locator(".worse").inner_text() == "+10.00 ± 0.00"
+    # at equal FLOPs, and at equal time, which is the same here
+    assert fast.locator(".better").all_inner_texts() == ["−5.00 ± 0.00"] * 2
+    assert slow.locator(".worse").all_inner_texts() == ["+10.00 ± 0.00"] * 2
     assert (
         "16.00 ± 2.48" in fast.inner_text() and "21.50" in cells["standard", "1.000"].inner_text()
     )
-    assert "FLOPs to reach standard training's best perplexity" in seen.text("#compare")
+    assert "FLOPs and time to reach standard training's best perplexity" in seen.text("#compare")
     curves = {trace["name"]: trace["y"] for trace in seen.points("trade")}
     assert curves["fast"] == [26.0, 16.0]
     one = summary_of([row for row in summary["rows"] if row["budget"] == 1.0])

@@ -11,6 +11,7 @@ from playwright.sync_api import Browser
 
 from rbdc.cli import main
 from rbdc.errors import RbdcError, RunError
+from rbdc.experiments.statistics import statistics_of
 from rbdc.report.page import read_state, render, write_report
 from rbdc.report.read import read_run
 from rbdc.report.serve import make_server
@@ -102,7 +103,11 @@ def test_a_comparison_is_shown(browser: Browser, comparison: Path, tmp_path: Pat
     assert "to reach standard" in text and "rates tuned" not in text
     assert seen.points("trade")
     seen.page.select_option("#compare [data-choice=against]", "time")
-    assert seen.points("trade")
+    drawn = {trace["name"]: trace["x"] for trace in seen.points("trade")}
+    for protocol, times in drawn.items():
+        own = [line["time"] for line in summary["lines"] if line["protocol"] == protocol]
+        assert sorted(times) == pytest.approx(sorted(own))
+    assert max(drawn["standard"]) == pytest.approx(1)
     titles = seen.page.locator("#tree select option").all_inner_texts()
     assert len(titles) == len(summary["rows"])
     seen.page.select_option("#tree select", label=titles[-1])
@@ -110,13 +115,28 @@ def test_a_comparison_is_shown(browser: Browser, comparison: Path, tmp_path: Pat
     assert seen.problems == []
 
 
+def test_a_comparison_without_standard_training_has_no_times(
+    browser: Browser, comparison: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(comparison, tmp_path / "copy"))
+    summary = json.loads((copy / "result.json").read_text())
+    rows = [row for row in summary["rows"] if row["protocol"] != "standard"]
+    (copy / "result.json").write_text(json.dumps(summary | statistics_of(rows)))
+    seen = visit(browser, [comparison, copy], tmp_path)
+    seen.page.select_option("#compare [data-choice=against]", "time")
+    seen.page.click("#runs button >> text=copy")
+    options = seen.page.locator("#compare [data-choice=against] option").all_inner_texts()
+    assert options == ["FLOPs"] and len(seen.points("trade")[0]["x"]) == 2
+    assert "time to reach" not in seen.text("#compare") and seen.problems == []
+
+
 def test_several_runs_on_one_page(
     browser: Browser, trained: Path, comparison: Path, tmp_path: Path
 ) -> None:
     seen = visit(browser, [trained, comparison], tmp_path)
-    assert "FLOPs to reach" not in seen.text("#compare")
+    assert "time to reach" not in seen.text("#compare")
     seen.page.click("#runs button >> text=comparison")
-    assert "FLOPs to reach" in seen.text("#compare")
+    assert "time to reach" in seen.text("#compare")
     assert seen.problems == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rbdc.disk import read_json, write_text
-from rbdc.experiments.statistics import flops_to_reach, plain, summarize
+from rbdc.experiments.statistics import statistics_of
 from rbdc.growth import Setting, Trial
 from rbdc.jobs.job import Node
 from rbdc.jobs.layout import JOBS, RESULT
@@ -54,11 +54,13 @@ def row_of(entry: Entry, setting: Setting, store: Store) -> dict[str, Any]:
     """Return the result of a trial; scores are None if it is not finished."""
     levels: dict[int, float] = {}
     epochs: dict[str, list[float]] = {}
-    passes = method = seconds = 0.0
+    passes = method = 0.0
+    seconds: float | None = 0.0  # None if any of them is unknown
     for node in entry.trial.nodes:
         flops = node.job.flops / setting.baseline_flops
         levels[node.level] = levels.get(node.level, 0.0) + flops
-        seconds += (store.result(node.job) or {}).get("device_seconds", 0.0)
+        own = (store.result(node.job) or {}).get("device_seconds")
+        seconds = None if seconds is None or own is None else seconds + own
         if isinstance(node.job, TrainJob):
             epochs.setdefault(str(node.level), []).append(node.job.task.epochs)
             passes += node.job.task.epochs
@@ -96,7 +98,7 @@ def summary_of(
     tuned: Sequence[Entry] = (),
     published: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return rows, the table and FLOPs to reach standard training's score; write the rows.
+    """Return rows, the table and the cost to reach standard training's score; write the rows.
 
     Rows that the folder had before and that are not asked for now stay.
     """
@@ -108,18 +110,13 @@ def summary_of(
         for row in (read_json(output / RESULT) or {}).get("rows", [])
         if (row["protocol"], row["budget"], row["seed"]) not in asked
     ]
-    reached = {
-        name: {key: plain(value) for key, value in found.items()}
-        for name, found in flops_to_reach(rows).items()
-    }
+    found = statistics_of(rows)
     alone, shared = flops_of(entries)
-    _write_rows(output, rows)
+    _write_rows(output, found["rows"])
     return {
         **setting.to_json(),
         "metric": rows[0]["metric"],
-        "rows": rows,
-        "lines": summarize(rows),
-        "flops_to_reach": reached,
+        **found,
         "published": dict(published or {}),
         "tuning": [row_of(entry, setting, store) for entry in tuned],
         "tuning_flops": flops_of(tuned)[1] / baseline,

@@ -1,7 +1,9 @@
-"""Statistics of a comparison: means with intervals, differences, FLOPs to reach a score.
+"""Statistics of a comparison: means with intervals, differences, FLOPs and time to reach a score.
 
 A row is one trial's result: a mapping with `protocol`, `budget`, `seed`, `flops` (normalized),
-`metric` (the name of the primary metric) and `score` (its value, None where it is missing).
+`seconds` (of all its jobs, None where some are unknown), `metric` (the name of the primary metric)
+and `score` (its value, None where it is missing). `with_times` adds `time`, normalized as FLOPs
+are: FLOPs and time are the two costs of a score.
 """
 
 import random
@@ -9,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import inf, isfinite, sqrt
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal, get_args
+
+import numpy as np
 
 from rbdc.metrics import Metric, find_metric
 
 Row = Mapping[str, Any]
-Curve = dict[int, list[tuple[float, float]]]  # (FLOPs, score) of each seed, sorted by FLOPs
+Cost = Literal["flops", "time"]
+Curve = dict[int, dict[float, tuple[float, float]]]  # (cost, score) by seed and by budget
 
 STANDARD = "standard"
 RESAMPLES = 2000
@@ -30,18 +35,45 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float | None, float | No
     return fmean(values), float(half)
 
 
+def statistics_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the rows with times, the table's lines, and the cost to reach standard's score."""
+    timed = with_times(rows)
+    reached = {
+        f"{cost}_to_reach": {
+            protocol: {key: plain(value) for key, value in found.items()}
+            for protocol, found in cost_to_reach(timed, cost).items()
+        }
+        for cost in get_args(Cost)
+    }
+    return {"rows": timed, "lines": summarize(timed), **reached}
+
+
+def with_times(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the rows with `time`: 1 is the mean of standard training with the most FLOPs.
+
+    It is None where the seconds of the row or of standard training are unknown.
+    """
+    standard = [row for row in rows if row["protocol"] == STANDARD and row["seconds"]]
+    most = max((row["flops"] for row in standard), default=None)
+    unit, _ = mean_and_interval([row["seconds"] for row in standard if row["flops"] == most])
+    return [
+        {**row, "time": row["seconds"] / unit if unit and row["seconds"] else None} for row in rows
+    ]
+
+
 def summarize(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return a line of the table for each protocol and budget, in the order of the rows.
 
-    `gap` is the score minus standard training's: the metric says which sign is good.
+    `gap` is the score minus standard training's at the same budget, `time_gap` the same in the time
+    that standard training took there: the metric says which sign is good.
     """
     lines = []
     for protocol, budget in dict.fromkeys((row["protocol"], row["budget"]) for row in rows):
         here = [row for row in rows if (row["protocol"], row["budget"]) == (protocol, budget)]
         done = [row for row in here if row["score"] is not None]
         mean, interval = mean_and_interval([row["score"] for row in done])
-        best, _ = mean_and_interval([row["best_score"] for row in done])
         gap, gap_interval = mean_and_interval(_gaps(rows, done))
+        time_gap, time_gap_interval = mean_and_interval(_time_gaps(rows, protocol, budget))
         lines.append(
             {
                 "protocol": protocol,
@@ -51,15 +83,27 @@ def summarize(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "missing": len(here) - len(done),
                 "score": mean,
                 "score_interval": interval,
-                "best_score": best,
+                "best_score": _mean(done, "best_score"),
                 "gap": gap,
                 "gap_interval": gap_interval,
-                "seconds": fmean(row["seconds"] for row in done) if done else None,
+                "time": _mean(done, "time"),
+                "time_gap": time_gap,
+                "time_gap_interval": time_gap_interval,
+                "seconds": _mean(done, "seconds"),
                 "data_passes": fmean(row["data_passes"] for row in here),
                 "epochs": here[0]["epochs"],
             }
         )
+    standard = {line["budget"]: line["time"] for line in lines if line["protocol"] == STANDARD}
+    for line in lines:
+        other = standard.get(line["budget"])
+        line["relative_time"] = line["time"] / other if other and line["time"] else None
     return lines
+
+
+def _mean(rows: Sequence[Row], key: str) -> float | None:
+    """Return the mean over the rows that have it, None if none has."""
+    return mean_and_interval([row[key] for row in rows if row[key] is not None])[0]
 
 
 def _gaps(rows: Sequence[Row], here: Sequence[Row]) -> list[float]:
@@ -75,8 +119,29 @@ def _gaps(rows: Sequence[Row], here: Sequence[Row]) -> list[float]:
     ]
 
 
-def flops_to_reach(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Return the normalized FLOPs at which each protocol reaches standard training's best score.
+def _time_gaps(rows: Sequence[Row], protocol: str, budget: float) -> list[float]:
+    """Return the differences from standard training in its time at a budget, seed by seed.
+
+    Scores are linear between the protocol's budgets. Times are means over seeds: those of one seed
+    are noise. There is no difference where the protocol has no budgets below and above that time.
+    """
+    curves = _curves(rows, "time")
+    if protocol not in curves or protocol == STANDARD:
+        return []
+    mine, standard = curves[protocol], curves.get(STANDARD, {})
+    seeds = [seed for seed in mine if budget in standard.get(seed, {})]
+    budgets = _common_budgets(mine, seeds)
+    ordered = sorted((fmean(mine[seed][b][0] for seed in seeds), b) for b in budgets)
+    time = fmean(standard[seed][budget][0] for seed in seeds) if seeds else inf
+    if not ordered or not ordered[0][0] <= time <= ordered[-1][0]:
+        return []
+    times = [own for own, _ in ordered]
+    scores = {seed: [mine[seed][b][1] for _, b in ordered] for seed in seeds}
+    return [float(np.interp(time, times, scores[s])) - standard[s][budget][1] for s in seeds]
+
+
+def cost_to_reach(rows: Sequence[Row], cost: Cost = "flops") -> dict[str, dict[str, Any]]:
+    """Return the normalized cost at which each protocol reaches standard training's best score.
 
     The goal is the score of standard training with the most FLOPs. A protocol's curve is linear
     between its budgets. `inf` says that the curve does not reach the goal; `-inf`, that it is
@@ -86,7 +151,7 @@ def flops_to_reach(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     `scipy.stats.bootstrap`: that one refuses a single seed, and interpolates between percentiles,
     which makes NaN of the infinite values.
     """
-    curves = _curves(rows)
+    curves = _curves(rows, cost)
     if STANDARD not in curves:
         return {}
     metric = find_metric(rows[0]["metric"])
@@ -105,36 +170,43 @@ def flops_to_reach(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
             continue
         ordered = sorted(found[1:])
         low, high = ordered[int(0.025 * len(ordered))], ordered[int(0.975 * len(ordered)) - 1]
-        reached[protocol] = {"flops": found[0], "low": low, "high": high, "seeds": len(seeds)}
+        reached[protocol] = {cost: found[0], "low": low, "high": high, "seeds": len(seeds)}
     return reached
 
 
-def _curves(rows: Sequence[Row]) -> dict[str, Curve]:
+def _curves(rows: Sequence[Row], cost: Cost) -> dict[str, Curve]:
+    """Return each protocol's results, smallest FLOPs first.
+
+    A seed with an unknown cost is left out: without one of its budgets, a curve would seem to end.
+    """
     curves: dict[str, Curve] = {}
-    for row in sorted(rows, key=lambda row: row["flops"]):
-        if row["score"] is not None:
-            points = curves.setdefault(row["protocol"], {}).setdefault(row["seed"], [])
-            points.append((row["flops"], row["score"]))
+    scored = [row for row in rows if row["score"] is not None]
+    unknown = {(row["protocol"], row["seed"]) for row in scored if row[cost] is None}
+    for row in sorted(scored, key=lambda row: row["flops"]):
+        if (row["protocol"], row["seed"]) not in unknown:
+            points = curves.setdefault(row["protocol"], {}).setdefault(row["seed"], {})
+            points[row["budget"]] = row[cost], row["score"]
     return curves
 
 
+def _common_budgets(curve: Curve, seeds: Sequence[int]) -> list[float]:
+    """Return the budgets that all these seeds have, smallest first."""
+    first, *others = [curve[seed] for seed in seeds] or [{}]
+    return [budget for budget in first if all(budget in points for points in others)]
+
+
 def _mean_curve(curve: Curve, seeds: Sequence[int]) -> list[tuple[float, float]]:
-    """Return the mean over seeds, up to the last budget that all of them have."""
-    chosen = [curve[seed] for seed in seeds if seed in curve]
-    if not chosen:
-        return []
-    points = min(map(len, chosen))
-    return [
-        (chosen[0][i][0], fmean(points_of_seed[i][1] for points_of_seed in chosen))
-        for i in range(points)
-    ]
+    """Return the mean over the seeds that there are, at the budgets that all of them have."""
+    chosen = [seed for seed in seeds if seed in curve]
+    points = [[curve[seed][b] for seed in chosen] for b in _common_budgets(curve, chosen)]
+    return [(fmean(x for x, _ in here), fmean(y for _, y in here)) for here in points]
 
 
 def crossing(curve: Sequence[tuple[float, float]], goal: float, metric: Metric) -> float:
-    """Return the FLOPs at which a curve of (FLOPs, score) first reaches the goal."""
-    first_flops, first = curve[0]
+    """Return the cost at which a curve of (cost, score) first reaches the goal."""
+    first_cost, first = curve[0]
     if first == goal or metric.is_better(first, goal):
-        return first_flops if first == goal else -inf
+        return first_cost if first == goal else -inf
     for (x0, y0), (x1, y1) in pairwise(curve):
         if y1 == goal or metric.is_better(y1, goal):
             return x0 + (goal - y0) / (y1 - y0) * (x1 - x0)

@@ -73,8 +73,9 @@ class Training:
         mine = [results[node.name] for node in self.tree.nodes]
         target = results[self.tree.target.name]
         spent = _sum(mine, "training_flops")
+        summary = summary_of(self.setting, self.entries, output)
         return {
-            **summary_of(self.setting, self.entries, output),
+            **summary,
             **{name: target.get(name) for name in ("metrics", "best")},
             "training_flops": spent,
             "teacher_flops": _sum(mine, "teacher_flops"),
@@ -83,6 +84,7 @@ class Training:
             "planned_flops": self.plan.training_flops,
             "normalized_flops": spent / self.plan.baseline_flops,
             "seconds": _sum(mine, "device_seconds"),
+            "relative_time": summary["lines"][0]["relative_time"],  # None without standard training
             "timm_loads": timm_builds(self.setting.model),
             "nodes": results,
             **{entry.protocol: results[entry.protocol] for entry in self.entries[1:]},

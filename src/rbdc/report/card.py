@@ -33,7 +33,7 @@ from rbdc.models import ModelSpec, build_meta
 from rbdc.models.folder import CONFIG, RECORD, WEIGHTS
 from rbdc.report.figures import draw_budget, draw_curves, save_each
 from rbdc.report.read import read_run
-from rbdc.report.run import how_to_load, run_status
+from rbdc.report.run import how_to_load, run_status, time_text
 from rbdc.report.units import readable_duration, readable_flops
 from rbdc.settings import Recipe, Request
 
@@ -212,6 +212,7 @@ def card_text(
         metrics=_metrics(result),
         metric=find_metric(result["metric"]),
         standard=result.get("standard"),
+        time=time_text(result),
         data={**run["data"], "title": _data_title(run), "named": named_data(run["data"]["name"])},
         images=images,
         figures=figures,

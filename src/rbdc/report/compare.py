@@ -14,49 +14,57 @@ from rich.text import Text
 
 from rbdc.metrics import Metric, find_metric
 from rbdc.report.figures import COLOURS, LEGEND, MARKERS, new_figure, save_each
-from rbdc.report.units import counted, readable_duration, readable_flops
+from rbdc.report.units import counted, readable_flops
 
+_TIMES = {"relative_time": "time", "time_gap": "at equal time"}  # columns of the table
 _LETTER_INCHES, _CURVES_INCHES = 0.058, 6.0  # of small print, and of the axes at least
 
 
 def comparison_table(summary: Mapping[str, Any]) -> RenderableType:
-    """Return a row for each protocol and budget, then the FLOPs to reach standard's best score.
+    """Return a row for each protocol and budget, then the cost to reach standard's best score.
 
     A difference from standard training is green where it is better and red where it is worse, if
-    its interval excludes 0.
+    its interval excludes 0. Columns that no row has anything for are left out.
     Where the comparison is one of the paper's, the paper's own score stands beside ours.
     """
     metric = find_metric(summary["metric"])
-    table = Table(box=SIMPLE, pad_edge=False)
+    table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True)
     published = summary.get("published") or {}
-    columns = ["protocol", "FLOPs", metric.label, "from standard", "epochs", "time", "seeds"]
+    by_budget = sorted(summary["lines"], key=lambda line: line["budget"])
+    has = {key: any(line[key] is not None for line in by_budget) for key in _TIMES}
+    times = [title for key, title in _TIMES.items() if has[key]]
+    columns = ["protocol", "FLOPs", metric.label, "from standard", *times, "epochs", "seeds"]
     for column in (*columns, *(["the paper"] if published else [])):
         justify: Any = "left" if column in ("protocol", "epochs") else "right"
-        table.add_column(column, justify=justify, no_wrap=True)
-    by_budget = sorted(summary["lines"], key=lambda line: line["budget"])
+        table.add_column(column, justify=justify, no_wrap=column != "epochs")  # they give way
     for _, lines in groupby(by_budget, key=lambda line: line["budget"]):
         for line in lines:
-            gap, half, seconds = line["gap"], line["gap_interval"], line["seconds"]
-            clear = half is not None and abs(gap) > half
-            colour = "green" if clear and metric.is_better(gap, 0.0) else "red" if clear else ""
-            missing = f" of {line['seeds'] + line['missing']}" if line["missing"] else ""
+            time, missing = line["relative_time"], line["missing"]
             paper = metric.text(published.get(f"{line['protocol']} {line['budget']:g}"))
             table.add_row(
                 escape(line["protocol"]),
                 f"{line['flops']:.3f}",
                 metric.text(line["score"], line["score_interval"], absent="missing"),
-                Text(metric.difference(gap, half), style=colour),
-                epochs_of_levels(line["epochs"]),
-                readable_duration(seconds) if seconds is not None else "",
-                f"{line['seeds']}{missing}",
+                _gap(line, "gap", metric),
+                *([f"{time:.2f}" if time else ""] if has["relative_time"] else []),
+                *([_gap(line, "time_gap", metric)] if has["time_gap"] else []),
+                Text(epochs_of_levels(line["epochs"]), no_wrap=True, overflow="ellipsis"),
+                f"{line['seeds']} of {line['seeds'] + missing}" if missing else f"{line['seeds']}",
                 *([paper] if published else []),
             )
         table.add_section()
     return Group(table, *(Text(line) for line in notes(summary)))
 
 
+def _gap(line: Mapping[str, Any], key: str, metric: Metric) -> Text:
+    gap, half = line[key], line[f"{key}_interval"]
+    clear = half is not None and abs(gap) > half
+    colour = "green" if clear and metric.is_better(gap, 0.0) else "red" if clear else ""
+    return Text(metric.difference(gap, half), style=colour)
+
+
 def notes(summary: Mapping[str, Any]) -> list[str]:
-    """Return the lines below the table: units, FLOPs to reach standard's score, tuned rates."""
+    """Return the lines below the table: units, the cost to reach standard's score, tuned rates."""
     metric = find_metric(summary["metric"])
     direction = "" if metric.higher_is_better else ", lower is better"
     standard = readable_flops(summary["baseline_flops"])
@@ -65,10 +73,18 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
         f"epochs ({standard}); {metric.label} of the last weights, mean and 95 % interval over "
         f"seeds{direction}"
     ]
+    if any(line["relative_time"] for line in summary["lines"]):
+        lines.append(
+            "time of all models involved, one after the other; 1 is standard training with the "
+            "same FLOPs, and at equal time is the difference from it in the time it took"
+        )
+        if unknown := sum(bool(row["seconds"] is None and row["score"]) for row in summary["rows"]):
+            trials = counted(unknown, "trial")
+            lines.append(f"{trials} of unknown duration; times leave out that protocol's seed")
     budgets = Counter(line["protocol"] for line in summary["lines"])
-    for protocol, found in summary["flops_to_reach"].items():
+    for protocol in summary["flops_to_reach"]:
         if protocol != "standard" and budgets[protocol] > 1:  # a curve to read it off
-            lines.append(f"{protocol} {_reached(found, metric)}")
+            lines.append(f"{protocol} {_reached(summary, protocol, metric)}")
     if summary["tuning"]:
         rates = {row["protocol"]: row["lr"] for row in summary["rows"]}
         lines.append(
@@ -130,26 +146,32 @@ def plan_lines(comparison_rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
-def _reached(found: Mapping[str, Any], metric: Metric) -> str:
+def _reached(summary: Mapping[str, Any], protocol: str, metric: Metric) -> str:
     """Return when a protocol is as good as standard training with the most FLOPs."""
     goal = f"standard training's best {metric.label}"
+    found, time = (summary[f"{cost}_to_reach"].get(protocol) for cost in ("flops", "time"))
     if found["flops"] == "inf":
-        text = f"does not reach {goal}"
-    elif found["flops"] == "-inf":
-        text = f"is better than {goal} already at its smallest budget"
-    else:
-        text = f"reaches {goal} at {found['flops']:.2f} of the FLOPs"
-    if found["low"] == found["high"]:
+        return f"does not reach {goal}{_interval(found)}"
+    if found["flops"] == "-inf":
+        return f"is better than {goal} already at its smallest budget{_interval(found)}"
+    text = f"reaches {goal} at {found['flops']:.2f} of the FLOPs{_interval(found)}"
+    if time is None or isinstance(time["time"], str):  # trials of unknown duration are left out
         return text
+    return f"{text} and {time['time']:.2f} of the time{_interval(time)}"
+
+
+def _interval(found: Mapping[str, Any]) -> str:
+    if found["low"] == found["high"]:
+        return ""
     words = {"inf": "never", "-inf": "the smallest budget"}
     low, high = (words.get(end) or f"{end:.2f}" for end in (found["low"], found["high"]))
-    return f"{text} (95 %: {low} to {high})"
+    return f" (95 %: {low} to {high})"
 
 
 def save_comparison_plots(
     summary: Mapping[str, Any], folder: Path, ends: Sequence[str] = ("png", "svg")
 ) -> list[Path]:
-    """Plot the score against FLOPs and against time, once for each format; return the files."""
+    """Plot the score against FLOPs and, if known, time, once for each format; return the files."""
     if not _curves(summary):
         return []
     one = len({x["budget"] for x in summary["lines"] if x["protocol"] != "standard"}) == 1
@@ -230,28 +252,28 @@ def _draw_side_by_side(summary: Mapping[str, Any]) -> Any:
 
 
 def _draw_time(summary: Mapping[str, Any]) -> Any:
-    figure, axes = new_figure(_title(summary), (9, 4.4))
-    axes.set_xlabel("minutes of training and evaluation, of all models one after the other")
-    _draw_curves(axes, summary, "seconds", unit=60.0)
+    if all(line.get("time") is None for line in summary["lines"]):
+        return None
+    figure, axes = new_figure(_title(summary, "by time"), (9, 4.4))
+    axes.set_xlabel("time of all models one after the other, relative to standard training")
+    _draw_curves(axes, summary, "time")
     return figure
 
 
-def _title(summary: Mapping[str, Any]) -> str:
+def _title(summary: Mapping[str, Any], how: str = "at equal FLOPs") -> str:
     many = max(line["seeds"] for line in summary["lines"]) > 1
     seeds = "mean and 95 % interval" if many else "one seed"
-    return f"{summary['model']['name']}: protocols at equal FLOPs, {seeds}"
+    return f"{summary['model']['name']}: protocols {how}, {seeds}"
 
 
-def _draw_curves(
-    axes: Any, summary: Mapping[str, Any], x: str, *, unit: float = 1.0, aside: float = 0.0
-) -> None:
-    """Draw a curve of each protocol over x / unit, moved aside so that bars can be seen."""
+def _draw_curves(axes: Any, summary: Mapping[str, Any], x: str, *, aside: float = 0.0) -> None:
+    """Draw a curve of each protocol over x, moved aside so that bars can be seen."""
     metric, curves = find_metric(summary["metric"]), _curves(summary)
     for number, (protocol, found) in enumerate(curves.items()):
         lines = [line for line in found if line[x] is not None]
         moved = aside * (number - (len(curves) - 1) / 2)
         axes.errorbar(
-            [line[x] / unit + moved for line in lines],
+            [line[x] + moved for line in lines],
             [metric.scale * line["score"] for line in lines],
             yerr=[metric.scale * (line["score_interval"] or 0.0) for line in lines],
             label=protocol,

@@ -130,12 +130,12 @@ def result_lines(result: Mapping[str, Any], output: Path) -> list[str]:
     score = f"{metric.label} {metric.text(ours)}"
     lines = [f"RBDC:      {score} with {flops} for all models of the tree"]
     if standard := result.get("standard"):
-        theirs = standard["metrics"][metric.name]
+        theirs, time = standard["metrics"][metric.name], time_text(result)
         lines += [
             f"standard:  {metric.label} {metric.text(theirs)} with "
             f"{readable_flops(standard['training_flops'])} for the target alone",
-            f"           {metric.compared(ours, theirs)} for RBDC at the same FLOPs; one seed, so "
-            "a hint, not a result",
+            f"           {metric.compared(ours, theirs)} for RBDC at the same FLOPs{time}; "
+            "one seed, so a hint, not a result",
         ]
     if result["images_decoded"]:
         lines.append(
@@ -148,6 +148,12 @@ def result_lines(result: Mapping[str, Any], output: Path) -> list[str]:
         )
     how = how_to_load(output / "model", timm_loads=result["timm_loads"])
     return [*lines, "", f"load with  {how}", f"look at    rbdc status {output}"]
+
+
+def time_text(result: Mapping[str, Any]) -> str:
+    """Return RBDC's training time over standard training's; empty where it is unknown."""
+    time = result.get("relative_time")
+    return f", in {time:.2f} times the time" if time else ""
 
 
 def how_to_load(model: Path, *, timm_loads: bool) -> str:

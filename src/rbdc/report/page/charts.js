@@ -100,11 +100,11 @@ function drawNode(element, node, metrics) {
 // Comparisons
 
 function drawTrade(element, summary, metric, x) {
-  const lines = summary.lines.filter((line) => isNumber(line.score));
+  const lines = summary.lines.filter((line) => isNumber(line.score) && isNumber(line[x]));
   const protocols = [...new Set(lines.map((line) => line.protocol))];
   const budgets = new Set(lines.filter((line) => line.protocol !== "standard").map((line) => line.budget));
   if (budgets.size === 1 && x === "flops") return drawForest(element, lines, metric);
-  const place = (line) => (x === "flops" ? line.flops : line.seconds / 60);
+  const place = (line) => line[x];
   const places = lines.map(place), spread = (Math.max(...places) - Math.min(...places)) * 0.004;
   const traces = protocols.map((protocol, number) => {
     const own = lines.filter((line) => line.protocol === protocol).sort((a, b) => place(a) - place(b));
@@ -118,7 +118,7 @@ function drawTrade(element, summary, metric, x) {
       hovertemplate: "%{customdata[2]} at %{x:.3~g}<br>epochs %{customdata[0]}, %{customdata[1]} seeds<extra>%{fullData.name}</extra>",
     };
   });
-  const title = x === "flops" ? "FLOPs of all models, standard training is 1" : "minutes of all models";
+  const title = `${x === "flops" ? "FLOPs" : "time"} of all models, standard training is 1`;
   plot(element, traces, { height: 460, xaxis: { title: { text: title } }, yaxis: { title: { text: metric.axis } } });
 }
 

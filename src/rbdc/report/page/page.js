@@ -56,7 +56,7 @@ const SECTIONS = {
       lines.push(h("p", { class: "verdict" }, `RBDC: ${metric.label} ${scoreText(metric, score)} with ${flops(result.training_flops)} for all models of the tree, ${digits(result.normalized_flops, 3)} times what ${digits(r.about.baseline_epochs)} epochs of standard training cost.`));
       if (result.standard) {
         const theirs = primaryScore(r, result.standard);
-        lines.push(h("p", { class: "verdict" }, `Standard training with the same FLOPs: ${metric.label} ${scoreText(metric, theirs)}; ${scoresCompared(metric, score, theirs)} for RBDC. One seed, so a hint, not a result.`));
+        lines.push(h("p", { class: "verdict" }, `Standard training with the same FLOPs: ${metric.label} ${scoreText(metric, theirs)}; ${scoresCompared(metric, score, theirs)} for RBDC${isNumber(result.relative_time) ? `, in ${result.relative_time.toFixed(2)} times the time` : ""}. One seed, so a hint, not a result.`));
       }
     }
     if (r.transfer) lines.push(...transferVerdict(r.transfer).map((text) => h("p", { class: "verdict" }, text)));
@@ -68,8 +68,8 @@ const SECTIONS = {
     const summary = run().summary;
     if (!summary.lines) return [];
     return [
-      h("h2", {}, "Protocols at equal FLOPs"),
-      h("div", { class: "controls" }, choice("against", [["flops", "FLOPs"], ["time", "time"]], chosen.trade, (trade) => set({ trade }, "compare"))),
+      h("h2", {}, "Protocols at equal FLOPs and equal time"),
+      h("div", { class: "controls" }, choice("against", [["flops", "FLOPs"], ["time", "time"]].filter(([cost]) => isKnown(summary, cost)), tradeX(summary), (trade) => set({ trade }, "compare"))),
       chart("trade"), comparison(summary, compared()), reached(summary, compared()),
     ];
   },
@@ -192,7 +192,7 @@ const SECTIONS = {
 };
 
 const AFTER = {
-  compare: (section) => { const e = charts(section, "trade"); if (e) drawTrade(e, run().summary, compared(), chosen.trade); },
+  compare: (section) => { const e = charts(section, "trade"); if (e) drawTrade(e, run().summary, compared(), tradeX(run().summary)); },
   node: (section) => { const e = charts(section, "node"), node = run().nodes[chosen.node]; if (e && node.history.epoch) drawNode(e, node, shownMetrics(run())); },
   curves: (section) => { const e = charts(section, "curves"); if (e) drawCurves(e, run(), shown(), chosen.x, curveY(run())); },
   weights: (section) => {
@@ -253,23 +253,26 @@ function runState(r) {
   return ["done", "running", "stopped", "waiting", "failed", "unreadable"].filter(count).map((name) => `${count(name)} ${name}`).join(", ");
 }
 
+const isKnown = (summary, cost) => summary.lines.some((line) => isNumber(line[cost])); // times need standard training
+const tradeX = (summary) => (isKnown(summary, chosen.trade) ? chosen.trade : "flops");
 const compared = () => run().metrics.find(({ name }) => name === run().summary.metric);
 
-function gapText(metric, line) {
-  const certain = isNumber(line.gap_interval) && Math.abs(line.gap) > line.gap_interval; // the interval excludes 0
-  const colour = !certain ? null : isBetter(metric, line.gap, 0) ? "better" : "worse";
-  return h("span", { class: colour }, scoreGap(metric, line.gap) + scoreInterval(metric, line.gap_interval));
+function gapText(metric, gap, interval) {
+  const certain = isNumber(interval) && Math.abs(gap) > interval; // the interval excludes 0
+  const colour = !certain ? null : isBetter(metric, gap, 0) ? "better" : "worse";
+  return h("span", { class: colour }, scoreGap(metric, gap) + scoreInterval(metric, interval));
 }
 
 function comparison(summary, metric) {
   const published = summary.published || {}, papers = Object.keys(published).length > 0;
   const lines = [...summary.lines].sort((a, b) => a.budget - b.budget);
-  const columns = [["protocol"], ["FLOPs", true], [metric.label, true], ["from standard", true], ["best", true], ["epochs, leaves first"], ["passes", true], ["time", true], ["seeds", true], ...(papers ? [["the paper", true]] : [])];
+  const columns = [["protocol"], ["FLOPs", true], [metric.label, true], ["from standard", true], ["time", true], ["at equal time", true], ["best", true], ["epochs, leaves first"], ["passes", true], ["seeds", true], ...(papers ? [["the paper", true]] : [])];
   return table(columns, lines.map((line, i) => {
     const paper = published[`${line.protocol} ${digits(line.budget, 6)}`];
     const row = [
-      line.protocol, line.flops.toFixed(3), scoreText(metric, line.score, "missing") + scoreInterval(metric, line.score_interval), gapText(metric, line),
-      scoreText(metric, line.best_score), epochsOf(line), digits(line.data_passes, 3), duration(line.seconds), line.missing ? `${line.seeds} of ${line.seeds + line.missing}` : line.seeds,
+      line.protocol, line.flops.toFixed(3), scoreText(metric, line.score, "missing") + scoreInterval(metric, line.score_interval), gapText(metric, line.gap, line.gap_interval),
+      isNumber(line.relative_time) ? line.relative_time.toFixed(2) : "–", gapText(metric, line.time_gap, line.time_gap_interval),
+      scoreText(metric, line.best_score), epochsOf(line), digits(line.data_passes, 3), line.missing ? `${line.seeds} of ${line.seeds + line.missing}` : line.seeds,
       ...(papers ? [scoreText(metric, paper, "")] : []),
     ];
     row.first = i > 0 && lines[i - 1].budget !== line.budget;
@@ -278,14 +281,16 @@ function comparison(summary, metric) {
 }
 
 function reached(summary, metric) {
-  const end = (value) => (value === "inf" ? "never" : value === "-inf" ? "below the smallest budget" : digits(value, 2));
+  const end = (value) => (value === "inf" ? "never" : value === "-inf" ? "below the smallest budget" : isNumber(value) ? value.toFixed(2) : "–");
   const budgets = (protocol) => summary.lines.filter((line) => line.protocol === protocol).length; // two make a curve
-  const rows = Object.entries(summary.flops_to_reach || {}).filter(([protocol]) => protocol !== "standard" && budgets(protocol) > 1)
-    .map(([protocol, found]) => [protocol, end(found.flops), found.low === found.high ? "" : `${end(found.low)} to ${end(found.high)}`]);
-  const notes = [];
+  const cells = (cost, found) => (found ? [end(found[cost]), found.low === found.high ? "" : `${end(found.low)} to ${end(found.high)}`] : ["–", ""]);
+  const found = (cost, protocol) => (summary[`${cost}_to_reach`] || {})[protocol];
+  const rows = [...new Set(summary.lines.map((line) => line.protocol))].filter((protocol) => protocol !== "standard" && budgets(protocol) > 1 && found("flops", protocol))
+    .map((protocol) => [protocol, ...["flops", "time"].flatMap((cost) => cells(cost, found(cost, protocol)))]);
+  const notes = [!isKnown(summary, "time") ? null : h("p", { class: "quiet" }, "Time is that of all models involved, one after the other: 1 is standard training with the same FLOPs. At equal time is the difference from it in the time that it took.")];
   if ((summary.tuning || []).length) notes.push(h("p", { class: "quiet" }, `Learning rates tuned, which cost ${digits(summary.tuning_flops, 3)} times standard training: ${[...new Set(summary.rows.map((row) => `${row.protocol} ${digits(row.lr)}`))].join(", ")}.`));
   if (!rows.length) return notes;
-  return [h("h3", {}, `FLOPs to reach standard training's best ${metric.label}`), table([["protocol"], ["FLOPs", true], ["95 %", true]], rows), ...notes];
+  return [...notes, h("h3", {}, `FLOPs and time to reach standard training's best ${metric.label}`), table([["protocol"], ["FLOPs", true], ["95 %", true], ["time", true], ["95 %", true]], rows)];
 }
 
 // Light and dark, printing, and life
