@@ -1,5 +1,6 @@
 """A run as it goes, told to a terminal and to a file."""
 
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -92,6 +93,35 @@ def test_a_terminal_gets_bars(prepared: Training) -> None:
     assert "tree" in text and "━" in text and "left" in text
     shares = [live.done[node.job.key] for node in prepared.tree.nodes[:2]]
     assert shares == [1.0, 1.0]
+
+
+def test_the_time_left_is_what_is_expected_of_each_level(prepared: Training) -> None:
+    output = StringIO()
+    trainings = [node for node in prepared.nodes if node.job.trains]
+    with LiveRun(prepared.nodes, Console(file=output, width=140)) as live:
+        live(Event(kind="note", key="", note="2 models train in one process"))
+        for node, seconds in zip(trainings, (10, 10, 40, 60), strict=True):
+            live(Event(kind="expected", key=node.job.key, seconds=seconds))
+        first = trainings[0].job.key
+        live(Event(kind="started", key=first))
+        live(Event(kind="progress", key=first, progress=progress(1, SCORES)))
+    lines = output.getvalue().splitlines()
+    assert lines[0] == "2 models train in one process"
+    assert lines[1].endswith("left 2:00")  # not what the FLOPs of its first step suggest
+
+
+def test_who_waits_for_images_is_told_what_to_do_once(prepared: Training) -> None:
+    output = StringIO()
+    key = prepared.tree.nodes[0].job.key
+    slow = replace(progress(20), waited=0.75, workers=2, images_per_second=1240.0)
+    with LiveRun(prepared.nodes, Console(file=output, width=140)) as live:
+        live(Event(kind="started", key=key))
+        for p in (replace(slow, waited=0.1), replace(slow, step=5), slow, slow):
+            live(Event(kind="progress", key=key, progress=p))
+    assert output.getvalue() == (
+        "1.0 (width 0.5): loader-bound: 1,240 of 4,960 images/s; 6 more workers (--workers 8), or "
+        "--in-memory\n"
+    )
 
 
 def test_durations() -> None:

@@ -14,6 +14,8 @@ from rbdc.jobs.job import Node
 from rbdc.metrics import final_scores, find_metric
 from rbdc.report.units import loader_note, readable_duration
 
+TRUSTED = 0.05  # share of a run from which its own speed says more than a short measurement
+
 
 class LiveRun:
     """Receives the events of an engine, and prints them."""
@@ -43,6 +45,7 @@ class LiveRun:
         self.nodes = {node.job.key: node for node in nodes}
         # what a training is of the whole: its FLOPs, until the engine expects seconds
         self.work = {node.job.key: node.job.flops for node in nodes if node.job.trains}
+        self.expects_seconds = False
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -65,7 +68,9 @@ class LiveRun:
             scores = _scores(node, (event.result or {}).get("metrics", {}))
             self._say(f"{name}: already trained, {scores}")
         elif event.kind == "expected":
-            self.work[event.key] = event.seconds
+            if not self.expects_seconds:  # FLOPs and seconds do not add up
+                self.work = dict.fromkeys(self.work, 0.0)
+            self.work[event.key], self.expects_seconds = event.seconds, True
         elif event.kind == "started" and event.key in self.work:
             self.bars[event.key] = self.progress.add_task(name, total=1.0, what="")
             if event.devices:
@@ -106,12 +111,14 @@ class LiveRun:
         return sum(self.work.get(key, 0.0) * share for key, share in self.done.items())
 
     def _left(self) -> str:
-        """Return the time to the end of the tree, if the rest is as fast as this session so far."""
-        here = self._spent() - self.found
-        if here <= 0 or self.began is None or time.monotonic() <= self.began:
+        """Return the time to the end: what is expected, then as this session has been so far."""
+        whole, spent = sum(self.work.values()), self._spent()
+        here, elapsed = spent - self.found, time.monotonic() - (self.began or time.monotonic())
+        if self.expects_seconds and here < TRUSTED * whole:
+            return readable_duration(whole - spent)
+        if here <= 0 or elapsed <= 0:
             return "?"
-        rate = here / (time.monotonic() - self.began)
-        return readable_duration((sum(self.work.values()) - self._spent()) / rate)
+        return readable_duration((whole - spent) / here * elapsed)
 
     def _say(self, text: str) -> None:
         self.console.print(escape(text), highlight=False, soft_wrap=True)

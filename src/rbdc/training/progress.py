@@ -19,9 +19,9 @@ class Progress:
     loss: float
     lr: float
     images_per_second: float
-    waited: float
+    waited: float = 0.0
     """Share of the time, from 0 to 1, that the training has waited for its batches."""
-    workers: int
+    workers: int = 0
     """Processes that decode its images."""
     scores: Mapping[str, float] | None = None
     """Scores by name at the end of an epoch, otherwise None."""
