@@ -122,9 +122,9 @@ def test_the_end_of_a_run(by_perplexity: Path, tmp_path: Path) -> None:
     result = json.loads((by_perplexity / "result.json").read_text())
     text = "\n".join(result_lines(result, tmp_path))
     assert "RBDC:      perplexity 10.00 with" in text and "standard:  perplexity 12.50" in text
-    assert "2.50 less (better) for RBDC at the same FLOPs, in 1.32 times the time; one" in text
+    assert "2.50 less (better) for RBDC at the same FLOPs, in 1.32 times the time\n" in text
     old = "\n".join(result_lines({**result, "relative_time": None}, tmp_path))
-    assert "2.50 less (better) for RBDC at the same FLOPs; one seed" in old
+    assert "2.50 less (better) for RBDC at the same FLOPs\n" in old
     console = Console(width=110, file=StringIO(), record=True)
     console.print(status_table(run_status(by_perplexity)))
     table = console.export_text()

@@ -134,8 +134,8 @@ def result_lines(result: Mapping[str, Any], output: Path) -> list[str]:
         lines += [
             f"standard:  {metric.label} {metric.text(theirs)} with "
             f"{readable_flops(standard['training_flops'])} for the target alone",
-            f"           {metric.compared(ours, theirs)} for RBDC at the same FLOPs{time}; "
-            "one seed, so a hint, not a result",
+            f"           {metric.compared(ours, theirs)} for RBDC at the same FLOPs{time}",
+            "           one seed, so a hint, not a result",
         ]
     if result["images_decoded"]:
         lines.append(
