@@ -39,7 +39,7 @@ def test_a_folder_of_another_format_is_refused(
         lambda: run_status(old),
         lambda: read_run(old),
     ):
-        with pytest.raises(RunError, match=r"holds a run in format .*reads format 3"):
+        with pytest.raises(RunError, match=r"holds a run in format .*reads format 4"):
             read()
     assert {path: path.read_bytes() for path in old.rglob("*") if path.is_file()} == before
 

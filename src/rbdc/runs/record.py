@@ -8,7 +8,7 @@ from rbdc.disk import read_json
 from rbdc.errors import RunError
 from rbdc.jobs.layout import RUN
 
-FORMAT = 3  # of a run's folder; folders of other formats are refused
+FORMAT = 4  # of a run's folder; folders of other formats are refused
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:

@@ -70,4 +70,6 @@ def _facts(where: Where) -> MachineFacts:
     if where.cluster.engine == "ray" and where.cluster.address and device != "cpu":
         return worker_facts(where.cluster, device)
     facts = read_facts(device)
-    return replace(facts, processes=facts.processes * (where.jobs or 1))
+    # unless torchrun has started them, there is at most one training per GPU at a time
+    at_once = where.jobs or (max(1, facts.gpus) if where.world.size == 1 else 1)
+    return replace(facts, processes=facts.processes * at_once)
