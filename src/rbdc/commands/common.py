@@ -81,6 +81,7 @@ def joined(options: Namespace) -> Iterator["Where"]:
 
     What is automatic is chosen for the device of the jobs.
     """
+    from rbdc.jobs.engine import start_server
     from rbdc.runs.run import Where, settle
     from rbdc.training import join_world
     from rbdc.training.world import leave_world
@@ -90,6 +91,8 @@ def joined(options: Namespace) -> Iterator["Where"]:
     try:
         world, node = join_world(machine.device), getattr(options, "node", None)
         where = Where(machine=machine, cluster=cluster, jobs=options.jobs, world=world, node=node)
+        if cluster.engine == "local" and world.size == 1 and node is None and options.jobs != 1:
+            start_server({"rbdc.jobs.grow", "rbdc.jobs.train"})  # takes seconds: begin early
         yield settle(where)
     finally:
         leave_world()

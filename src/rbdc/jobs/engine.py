@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -96,12 +96,7 @@ class SideBySide:
 
     def run(self, jobs: Sequence[Job], context: Context, watch: Watcher) -> None:
         """Run up to `workers` jobs at a time."""
-        # A server that has imported everything and computed nothing forks the workers: they start
-        # at once, and inherit neither threads nor a CUDA context.
-        processes = multiprocessing.get_context("forkserver")
-        processes.set_forkserver_preload(sorted({type(job).__module__ for job in jobs}))
-        with _signals(signal.SIG_IGN):  # inherited: a signal to the whole group is for us to handle
-            forkserver.ensure_running()
+        processes = start_server({type(job).__module__ for job in jobs})
         events, devices = processes.SimpleQueue(), processes.SimpleQueue()
         stop = processes.Event()
         for number in range(self.workers):
@@ -152,6 +147,27 @@ class SideBySide:
         if stopped():
             raise Interrupted("stopped")
         ledger.close()
+
+
+def _forget_server() -> None:
+    """Start a server anew in a forked process: the one that runs is its parent's."""
+    forkserver._forkserver.__init__()  # type: ignore[misc]
+
+
+os.register_at_fork(after_in_child=_forget_server)
+
+
+def start_server(modules: Collection[str]) -> Any:
+    """Start the server that forks workers, unless it runs; return its multiprocessing context.
+
+    It has imported everything and computed nothing, so that workers start at once, and inherit
+    neither threads nor a CUDA context. It imports while this process goes on.
+    """
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(sorted(modules))
+    with _signals(signal.SIG_IGN):  # inherited: a signal to the whole group is for us to handle
+        forkserver.ensure_running()
+    return processes
 
 
 def groups_of(ready: Sequence[Job], workers: int = 1) -> list[list[Job]]:

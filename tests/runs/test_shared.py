@@ -1,0 +1,90 @@
+"""Siblings share a pass over the data: in one process, side by side, fused, and after a kill."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rbdc.experiments.train import Training
+from tests.runs.test_run import EAGER, assert_same_model, run, small_tree
+from tests.support import QUICK, forked
+
+FILES: dict[str, Any] = {"in_memory": False, "scale": (0.5, 1.0), "color_jitter": 0.2}
+
+
+def tree(folder: Path, **settings: Any) -> Training:
+    return small_tree(folder, **FILES, **settings)
+
+
+def decoded(result: dict[str, Any], level: int) -> int:
+    nodes = result["nodes"].items()
+    return sum(node["decoded"] for name, node in nodes if name.startswith(f"{level}."))
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("alone") / "run"
+    result = run(tree(folder), output)
+    prepared = tree(folder)
+    images = prepared.plan.images // 8 * 8  # of whole batches
+    assert result["images_decoded"] == prepared.plan.decoded_passes * images
+    assert result["images"] == prepared.plan.data_passes * images
+    assert decoded(result, 2) == images
+    return output
+
+
+def test_processes_side_by_side_decode_each_image_once(
+    folder: Path, alone: Path, tmp_path: Path
+) -> None:
+    result = run(tree(folder), tmp_path / "run", jobs=2)
+    one = decoded(run(tree(folder), alone), 2)
+    assert one <= decoded(result, 2) < 2 * one  # the first batches, before both were there
+    assert_same_model(alone, tmp_path / "run")
+
+
+def test_separate_batches_are_one_option_away(folder: Path, tmp_path: Path) -> None:
+    result = run(tree(folder, batches="separate"), tmp_path / "run")
+    assert result["images_decoded"] == result["images"]
+
+
+def _in_pairs(folder: Path, output: Path) -> None:
+    run(tree(folder), output, machine=EAGER, jobs=2)
+
+
+def test_killed_siblings_end_with_the_same_bits(folder: Path, alone: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    for wanted in (1, 3):
+        process = forked(_in_pairs, folder, output)
+        while len(list(output.glob("jobs/*/checkpoints/step-*"))) < wanted and process.is_alive():
+            time.sleep(0.01)
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+    run(tree(folder), output, machine=EAGER, jobs=1)  # and in one process
+    assert_same_model(alone, output)
+
+
+def _fused(folder: Path, output: Path) -> None:
+    run(tree(folder, fuse="on"), output, machine=EAGER)
+
+
+def test_fused_siblings_are_other_jobs_and_resume_with_their_own_bits(
+    folder: Path, alone: Path, tmp_path: Path
+) -> None:
+    prepared = tree(folder, fuse="on")
+    assert prepared.setting.fused == {"0.25": 4, "0.5": 2}
+    keys = {node.job.key for node in prepared.tree.nodes}
+    assert not keys & {node.job.key for node in tree(folder).tree.nodes}
+    result = run(prepared, tmp_path / "straight", machine=QUICK)
+    assert decoded(result, 2) == decoded(run(tree(folder), alone), 2)
+    output = tmp_path / "killed"
+    for wanted in (3, 5, 9):
+        process = forked(_fused, folder, output)
+        while len(list(output.glob("jobs/*/checkpoints/step-*"))) < wanted and process.is_alive():
+            time.sleep(0.01)
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+    _fused(folder, output)
+    assert_same_model(tmp_path / "straight", output)
