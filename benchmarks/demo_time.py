@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import rbdc
-from rbdc.jobs.engine import Event
+from rbdc.jobs.engine import Event, start_server
 
 
 class Clock:
@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--fuse", default="auto", choices=["auto", "on", "off"])
     options = parser.parse_args()
+    start_server({"rbdc.jobs.grow", "rbdc.jobs.train"})  # as `rbdc train` does, while it plans
+    turn(options.recipe, budget=0.2)  # warms up, and measures the way to train siblings
     ratios = []
     for number in range(options.turns):
         tree, result = turn(options.recipe, fuse=options.fuse)

@@ -121,7 +121,7 @@ def test_the_command_lines_defaults_are_those_of_python() -> None:
     defaults = {
         name: parameter.default
         for name, parameter in inspect.signature(make_plan).parameters.items()
-        if name != "model"
+        if name not in ("model", "speeds", "batch_size")  # of a run, and of --speeds
     }
     parsed = plan_parser().parse_args(["resnet18"])
     assert not given_settings(parsed, Request).keys() - {"model"}, "nothing is given"
@@ -198,7 +198,10 @@ def test_plan_and_train_have_the_same_options() -> None:
 BAD = {
     "no command": ([], "no command was given"),
     "unknown command": (["plna"], "plna"),
-    "unknown option": (["plan", "resnet18", "--bugdet=1"], "Did you mean --budget?"),
+    "unknown option": (
+        ["plan", "resnet18", "--bugdet=1"],
+        "Did you mean --budget or --budget-time or --budget-hours?",
+    ),
     "not a number": (["plan", "resnet18", "--budget=much"], "--budget got much, expected a number"),
     "near command": (["trian"], "Did you mean train or transfer?"),
     "stray word": (["plan", "resnet18", "resnet50", "--budget=1"], "resnet50"),

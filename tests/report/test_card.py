@@ -314,7 +314,7 @@ def unreadable(run: Path) -> Path:
 RUNS: dict[str, tuple[Any, str]] = {
     "nothing": (lambda run: run / "nowhere", "holds no run"),
     "no run": (lambda run: run / "jobs", "holds no run"),
-    "unfinished": (unfinished, "is not finished: 7 of 8 models are trained, 28.1% of the FLOPs"),
+    "unfinished": (unfinished, "is not finished: 7 of 8 models are trained, 28.6% of the FLOPs"),
     "its end missing": (lambda run: without("result.json", run), "is not finished: 8 of 8"),
     "no model": (lambda run: without("model/config.json", run), "has no config.json"),
     "a comparison": (comparison, "is a comparison of many models"),

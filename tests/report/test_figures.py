@@ -124,15 +124,14 @@ def test_the_suffix_decides_the_format(
 def test_curves_end_at_what_was_measured(run: dict[str, Any]) -> None:
     scale = run["about"]["baseline_flops"]
     axes = drawn(draw_curves(nodes_of(run), baseline_flops=scale)).axes[0]
-    lines = {tuple(line.get_xydata()[-1]): line for line in axes.lines}
+    lines = [(tuple(line.get_xydata()[-1]), line) for line in axes.lines]  # ends may coincide
     for name, colour in (("target", "#0072B2"), ("standard", "#000000")):
         flops = run["result"]["training_flops"]
         if name == "standard":
             flops = run["result"]["standard"]["training_flops"]
         end = (pytest.approx(flops / scale, rel=1e-4), 100 * named(run, name)["metrics"]["top1"])
-        line = next(line for place, line in lines.items() if place == end)
-        assert line.get_color() == colour
-    assert len({line.get_color() for line in lines.values()}) == 4  # levels, standard training
+        assert colour in [line.get_color() for place, line in lines if place == end]
+    assert len({line.get_color() for _, line in lines}) == 4  # levels, standard training
 
 
 def test_the_accuracy_right_after_a_coupling_is_marked_where_its_training_begins(

@@ -24,7 +24,7 @@ def done(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.parametrize("written", [None, 2, 4, "3"])
+@pytest.mark.parametrize("written", [None, 2, 3, 5, "4"])
 def test_a_folder_of_another_format_is_refused(
     written: Any, done: Path, folder: Path, tmp_path: Path
 ) -> None:

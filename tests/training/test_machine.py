@@ -15,10 +15,10 @@ from rbdc.experiments.train import prepare
 from rbdc.jobs.job import Context, execute
 from rbdc.jobs.store import Store
 from rbdc.jobs.train import TrainJob
-from rbdc.runs import run as runs
+from rbdc.runs import request as runs
 from rbdc.runs.run import Where, chosen_lines, settle
 from rbdc.settings import Cluster, DetectionRecipe, Machine, Request
-from rbdc.training import World, choices, loop
+from rbdc.training import World, choices, session
 from rbdc.training import machine as reading
 from rbdc.training.choices import (
     COMPILE_PAYS,
@@ -270,9 +270,9 @@ def test_a_job_does_what_was_chosen(
     def fake_switches(machine: Machine, device: str, *, fixed_shapes: bool) -> None:
         switches.append((machine, device, fixed_shapes))
 
-    for module in (reading, loop):
+    for module in (reading, session):
         monkeypatch.setattr(module, "read_facts", lambda _device: FACTS["RTX 3090"])
-    monkeypatch.setattr(loop, "set_backends", fake_switches)
+    monkeypatch.setattr(session, "set_backends", fake_switches)
     monkeypatch.setattr(torch, "compile", fake_compile)
     job = prepared(folder, Where(machine=QUICK)).nodes[0].job
     for seconds, count in ((COMPILE_SECONDS, 0), (0.0, 1)):

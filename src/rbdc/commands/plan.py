@@ -37,7 +37,7 @@ def plan_parser() -> Parser:
     add("--plot", type=Path, metavar="FILE", help="draw the FLOPs of each level (.png, .svg, .pdf)")
     parser.add_settings("How much to spend (exactly one)", Request, only=SPEND, brief=SPEND)
     of_plan = {*PLAN, "width", "img_size", "model_kwargs"} - {*SPEND}
-    brief = ("steps", "ratio", "baseline_epochs", "counter", "rounding")
+    brief = ("steps", "ratio", "baseline_epochs", "rounding")
     parser.add_settings("What to train", Request, only=of_plan, brief=brief)
     _add_hours(parser)
     _add_cluster(parser)

@@ -127,7 +127,7 @@ def prepare(
         assert speeds is not None
         by_steps = _by_steps(request, setting, speeds)
         steps = fewest_hours(by_steps)
-    protocol = _protocol(request, steps, request.rounding, speeds)
+    protocol = _protocol(request, setting, steps, request.rounding, speeds)
     plan = protocol.plan(setting, request.budget)
     setting = choose_fused(setting, request, plan.stages, where, output)
     trials = {protocol.name: protocol.tree(setting, plan, request.seed)}
@@ -155,14 +155,17 @@ def prepare(
 
 def _by_steps(request: Request, setting: Setting, speeds: Speeds) -> tuple[Hours, ...]:
     def plan_of(steps: int, rounding: Rounding) -> Plan:
-        return _protocol(request, steps, rounding, speeds).plan(setting, request.budget)
+        return _protocol(request, setting, steps, rounding, speeds).plan(setting, request.budget)
 
     return hours_by_steps(plan_of, speeds, request.rounding)
 
 
-def _protocol(request: Request, steps: int, rounding: Rounding, speeds: Speeds | None) -> Rbdc:
+def _protocol(
+    request: Request, setting: Setting, steps: int, rounding: Rounding, speeds: Speeds | None
+) -> Rbdc:
     planning = {name: getattr(request, name) for name in _PLANNING}
-    return Rbdc(steps=steps, planning={**planning, "rounding": rounding, "speeds": speeds})
+    planning |= {"speeds": speeds, "batch_size": setting.recipe.batch_size, "rounding": rounding}
+    return Rbdc(steps=steps, planning=planning)
 
 
 def train(

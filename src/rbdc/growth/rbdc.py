@@ -116,7 +116,6 @@ class Rbdc(Protocol):
             images=len(setting.data.train),
             counter=setting.counter,
             batches=self.batches or setting.batches,
-            batch_size=setting.recipe.batch_size,
             **self.planning,
         )
 

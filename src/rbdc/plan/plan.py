@@ -302,7 +302,7 @@ def _stages(
                 f"level {level} ({spec}) would train for {wanted:.3g} epochs, which rounds to 0",
                 "Use a larger budget, fewer steps, a smaller ratio, or --rounding none.",
             )
-        if batch_size is not None and run * images < batch_size:
+        if batch_size is not None and run * images < batch_size <= images:
             raise PlanError(
                 f"level {level} ({spec}) would train on {run * images:.3g} images, less than one "
                 f"step with a batch of {batch_size}",

@@ -25,7 +25,7 @@ class FusedStates:
 
     def __init__(self, states: Sequence[State]) -> None:
         self.states = states
-        self.empty = copy.deepcopy(states[0].model).to("meta")
+        self.empty = copy.deepcopy(states[0].model).to("meta").train()
         for module in self.empty.modules():
             if isinstance(getattr(module, "fused_attn", None), bool):
                 module.fused_attn = False  # type: ignore[assignment]  # vmap has no rule for it
@@ -41,7 +41,6 @@ class FusedStates:
         torch.manual_seed(derive_seed(*seeds, "step", first.step, first.world.rank))
         for state in self.states:
             state.begin_step()
-        self.empty.train()
         losses = [self._backward(batch, len(micro)) for batch in micro]
         each = zip(self.states, zip(*losses, strict=True), strict=True)
         return [state.end_step(own) for state, own in each]

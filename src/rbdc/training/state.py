@@ -122,7 +122,8 @@ class State:
 
     def begin_step(self) -> None:
         """Set the learning rate of the next step, and the model to training."""
-        self.model.train()
+        if not self.model.training:  # a walk over all modules, which narrow models would notice
+            self.model.train()
         self.schedule.step(self.step)
 
     def end_step(self, losses: Sequence[Tensor]) -> Tensor:
