@@ -54,7 +54,9 @@ def main() -> None:
     parser.add_argument("--fuse", default="auto", choices=["auto", "on", "off"])
     options = parser.parse_args()
     start_server({"rbdc.jobs.grow", "rbdc.jobs.train"})  # as `rbdc train` does, while it plans
-    turn(options.recipe, budget=0.2)  # warms up, and measures the way to train siblings
+    turn(
+        options.recipe, budget=0.2, rounding="none"
+    )  # warms up, and measures the way to train siblings
     ratios = []
     for number in range(options.turns):
         tree, result = turn(options.recipe, fuse=options.fuse)
