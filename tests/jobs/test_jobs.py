@@ -14,6 +14,7 @@ from rbdc.experiments.train import prepare
 from rbdc.growth import Setting, Trial
 from rbdc.growth.rbdc import Coupling, Rbdc
 from rbdc.jobs import measure, ways
+from rbdc.jobs.engine import groups_of
 from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.train import TrainJob
 from rbdc.jobs.ways import measure_ways
@@ -212,3 +213,17 @@ def test_as_many_images_as_there_is_memory_for(
     size = task.recipe.batch_size
     assert measure.images_per_second(task, QUICK) == (100.0, tried[-1])
     assert tried == [size // 2**n for n in range(len(tried))] and 2 < tried[-1] <= 5
+
+
+def test_groups_share_a_stream_and_keep_every_process_busy(data: DataSet) -> None:
+    jobs = trainings(tree_of(data))
+    leaves = [jobs[f"2.{index}"] for index in range(4)]
+    assert groups_of(leaves) == [leaves]
+    assert groups_of(leaves, workers=2) == [leaves[:2], leaves[2:]]
+    assert groups_of(leaves, workers=8) == [[leaf] for leaf in leaves]
+    other = replace(leaves[0], task=replace(leaves[0].task, data_seed=7))
+    assert groups_of([*leaves, other], workers=2) == [leaves, [other]]
+    fused = [replace(leaf, fused_with=(1, 2, 3, 4)) for leaf in leaves]
+    assert groups_of(fused, workers=2) == [fused]
+    many = [replace(leaves[0], task=replace(leaves[0].task, seed=seed)) for seed in range(20)]
+    assert [len(group) for group in groups_of(many)] == [8, 8, 4]  # all are in memory at once

@@ -22,6 +22,7 @@ from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.jobs.job import Context, Job, TrainingJob, execute_together
 from rbdc.training import Progress
 
+MOST_TOGETHER = 8  # models that take turns in one process: all of them are in the device's memory
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -184,7 +185,7 @@ def groups_of(ready: Sequence[Job], workers: int = 1) -> list[list[Job]]:
     groups = []
     for jobs in streams.values():
         fused = isinstance(jobs[0], TrainingJob) and jobs[0].fused
-        size = len(jobs) if fused else -(-len(jobs) // min(each, len(jobs)))
+        size = len(jobs) if fused else min(MOST_TOGETHER, -(-len(jobs) // min(each, len(jobs))))
         groups += [jobs[first : first + size] for first in range(0, len(jobs), size)]
     return groups
 

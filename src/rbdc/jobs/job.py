@@ -16,6 +16,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
 from rbdc.disk import write_text
 from rbdc.errors import RbdcError, RunError
 from rbdc.jobs.layout import CHECKPOINTS, PROGRESS
@@ -243,6 +245,9 @@ def execute_together(
                     yield job, outcome
         except RbdcError as error:  # what concerns all of them, such as a full disk
             yield from ((job, error) for job in sessions.values())
+        except torch.OutOfMemoryError as error:
+            explained = next(iter(sessions)).explain(error)
+            yield from ((job, explained) for job in sessions.values())
 
 
 def _incomplete(job: Job, store: Store) -> RunError:

@@ -104,13 +104,17 @@ class Session:
         if self.logs:
             self.logs.close()
         if isinstance(error, torch.OutOfMemoryError):
-            recipe = self.problem.recipe
-            images = recipe.batch_size // self.world.size // recipe.grad_accum_steps
-            raise TrainingError(
-                f"the device has no memory for {self.problem.name} with {images} images at a "
-                f"time: {error}",
-                "Use more micro-batches (--grad-accum-steps), --amp, or more processes.",
-            ) from error
+            raise self.explain(error) from error
+
+    def explain(self, error: torch.OutOfMemoryError) -> TrainingError:
+        """Return what to do about a device without enough memory."""
+        recipe = self.problem.recipe
+        images = recipe.batch_size // self.world.size // recipe.grad_accum_steps
+        return TrainingError(
+            f"the device has no memory for {self.problem.name} with {images} images at a time: "
+            f"{error}",
+            "Use more micro-batches (--grad-accum-steps), --amp, or more processes.",
+        )
 
     @property
     def finished(self) -> bool:
