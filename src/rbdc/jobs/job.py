@@ -236,13 +236,16 @@ def execute_together(
         try:
             together = train_together(list(sessions), stopped, fused=bool(fused))
             for session, outcome in together:
-                job = sessions.pop(session)
+                training = sessions[session]
+                ended: dict[str, Any] | RbdcError
                 if isinstance(outcome, Trained):
-                    result = context.costs(job.finish(context, session, outcome))
-                    world.broadcast(partial(store.finish, job, result))
-                    yield job, result
+                    result = context.costs(training.finish(context, session, outcome))
+                    world.broadcast(partial(store.finish, training, result))
+                    ended = result
                 else:
-                    yield job, outcome
+                    ended = outcome
+                del sessions[session]
+                yield training, ended
         except RbdcError as error:  # what concerns all of them, such as a full disk
             yield from ((job, error) for job in sessions.values())
         except torch.OutOfMemoryError as error:

@@ -40,7 +40,7 @@ def train_together(
     True, all finish their step, save, and Interrupted is raised. Those that are `fused` begin at
     the same step, take their steps as one model, and save at the same steps.
     """
-    yield from ((session, session.finish()) for session in sessions if session.finished)
+    yield from map(_finish, [session for session in sessions if session.finished])
     running = [session for session in sessions if not session.finished]
     if not running:
         return
@@ -60,12 +60,13 @@ def train_together(
         trained = [session for session in active if session not in failed]
         running = [s for s in running if s not in failed and not s.finished]
         interrupted = world.anyone(stopped()) and bool(running)
-        _save(trained, interrupted=interrupted, fused=fused)
+        failed |= _save(trained, interrupted=interrupted, fused=fused)
+        running = [session for session in running if session not in failed]
         yield from failed.items()
         if not running:
             world.settle()
-        yield from ((session, session.finish()) for session in trained if session.finished)
-        if interrupted:
+        yield from map(_finish, [s for s in trained if s.finished and s not in failed])
+        if interrupted and running:
             raise Interrupted(f"stopped after step {step + 1} of {running[0].steps}")
         if not running:
             return
@@ -134,16 +135,29 @@ def _end_epoch(sessions: Sequence[Session]) -> Failures:
     return failed
 
 
-def _save(sessions: Sequence[Session], *, interrupted: bool, fused: bool) -> None:
-    """Save checkpoints that are due. Fused trainings save all at once, the last step too.
+def _finish(session: Session) -> Outcome:
+    try:
+        return session, session.finish()
+    except TrainingError as error:
+        return session, error
 
-    So they have a step in common from which all can go on, and one that was stopped while the
-    others were written down as finished needs them no more.
+
+def _save(sessions: Sequence[Session], *, interrupted: bool, fused: bool) -> Failures:
+    """Save checkpoints that are due; return the sessions whose weights are not finite.
+
+    Fused trainings save all at once, the last step too. So they have a step in common from which
+    all can go on, and one that was stopped while the others were written down as finished needs
+    them no more.
     """
     due = {session: interrupted or session.due for session in sessions if not session.finished}
     if fused and (any(due.values()) or not due):
         due = dict.fromkeys(sessions, True)
+    failed: Failures = {}
     for session, now in due.items():
         if now:
-            with session.timed():
-                session.save()
+            try:
+                with session.timed():
+                    session.save()
+            except TrainingError as error:
+                failed[session] = error
+    return failed
