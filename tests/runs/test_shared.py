@@ -1,7 +1,5 @@
 """Siblings share a pass over the data: in one process, side by side, fused, and after a kill."""
 
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -60,7 +58,7 @@ def test_killed_siblings_end_with_the_same_bits(folder: Path, alone: Path, tmp_p
         process = forked(_in_pairs, folder, output)
         while len(list(output.glob("jobs/*/checkpoints/step-*"))) < wanted and process.is_alive():
             time.sleep(0.01)
-        os.kill(process.pid or 0, signal.SIGKILL)
+        process.kill()  # with SIGKILL, if it has not ended
         process.join()
     run(tree(folder), output, machine=EAGER, jobs=1)  # and in one process
     assert_same_model(alone, output)
@@ -84,7 +82,7 @@ def test_fused_siblings_are_other_jobs_and_resume_with_their_own_bits(
         process = forked(_fused, folder, output)
         while len(list(output.glob("jobs/*/checkpoints/step-*"))) < wanted and process.is_alive():
             time.sleep(0.01)
-        os.kill(process.pid or 0, signal.SIGKILL)
+        process.kill()  # with SIGKILL, if it has not ended
         process.join()
     _fused(folder, output)
     assert_same_model(tmp_path / "straight", output)
