@@ -28,7 +28,7 @@ import torch
 from rbdc.cluster.allocation import demands_of
 from rbdc.cluster.timetable import Demand, simulate
 from rbdc.experiments.train import Training, prepare
-from rbdc.jobs.measure import images_per_second
+from rbdc.jobs.measure import measure_training
 from rbdc.jobs.store import Store
 from rbdc.jobs.train import TrainJob
 from rbdc.plan import Hardware, scaling_of
@@ -68,7 +68,7 @@ def predict(prepared: Training, allocation: Sequence[int]) -> float:
 
     def speed(level: int, cores: int) -> float:
         torch.set_num_threads(cores)
-        return images_per_second(first[level], Machine(device="cpu"))[0]
+        return measure_training(first[level], Machine(device="cpu")).images_per_second
 
     levels = [stage.level for stage in plan.stages[::-1]]
     speeds = [speed(level, cores) for level, cores in zip(levels, allocation, strict=True)]

@@ -211,7 +211,8 @@ def test_as_many_images_as_there_is_memory_for(
     monkeypatch.setattr(measure, "_on_noise", on_noise)
     task = trainings(tree_of(data))["2.0"].task
     size = task.recipe.batch_size
-    assert measure.images_per_second(task, QUICK) == (100.0, tried[-1])
+    found = measure.measure_training(task, QUICK)
+    assert (found.images_per_second, found.batch_size) == (100.0, tried[-1])
     assert tried == [size // 2**n for n in range(len(tried))] and 2 < tried[-1] <= 5
 
 

@@ -253,9 +253,8 @@ class _Scheduler:
             outcome = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if isinstance(outcome, dict):
             self._begin(attempt.name, job)
-            self.ledger.finished(job, outcome)
-        elif isinstance(outcome, RbdcError):
-            self.ledger.failed(job, outcome)
+        if isinstance(outcome, dict | RbdcError):
+            self.ledger.ended(job, outcome)
         elif not stopping:
             self._resubmit(job, str(outcome))
 
@@ -265,7 +264,7 @@ class _Scheduler:
         problem = f"{job.label}-{job.key[:16]} lost its worker {times} times: {reason}"
         if times > self.cluster.retries:
             remedy = "The last checkpoint is kept: run the same command to resume from it."
-            self.ledger.failed(job, RunError(problem, remedy))
+            self.ledger.ended(job, RunError(problem, remedy))
             return
         warnings.warn(f"{problem}; it resumes from its last checkpoint", stacklevel=2)
         self._submit(job)

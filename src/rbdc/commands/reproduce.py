@@ -68,14 +68,14 @@ def reproduce_command(options: Namespace) -> None:
 def _hours(comparison: "Comparison", machine: Machine, images_per_second: float | None) -> None:
     """Print what a case would take, from the speed at which the target trains."""
     from rbdc.experiments.results import flops_of
-    from rbdc.jobs.measure import images_per_second as measured
+    from rbdc.jobs.measure import measure_training
     from rbdc.report.compare import hours_lines
 
     setting = comparison.setting
     measured_here = images_per_second is None
     if images_per_second is None:
         task = setting.training("target", 0, setting.baseline_epochs).task
-        images_per_second, _ = measured(task, machine)
+        images_per_second = measure_training(task, machine).images_per_second
     _, shared = flops_of(comparison.planned)
     passes = shared / setting.baseline_flops * setting.baseline_epochs
     images = passes * len(setting.data.train)

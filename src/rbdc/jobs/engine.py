@@ -226,23 +226,19 @@ class Ledger:
         self.watch(Event(kind="started", key=job.key))
 
     def ended(self, job: Job, outcome: Mapping[str, Any] | RbdcError) -> None:
-        """Note how a job ended: with its result, or with an error."""
-        if isinstance(outcome, RbdcError):
-            self.failed(job, outcome)
-        else:
-            self.finished(job, outcome)
+        """Note how a job ended.
 
-    def finished(self, job: Job, result: Mapping[str, Any]) -> None:
-        """Note that the job is finished: jobs that wait for it may become ready."""
-        self._order.done(job.key)
-        self.watch(Event(kind="finished", key=job.key, result=result))
-
-    def failed(self, job: Job, error: RbdcError) -> None:
-        """Write the failure down. Jobs that depend on this one never become ready."""
+        After a result, jobs that wait for it may become ready. After an error, which is written
+        down, they never do.
+        """
+        if not isinstance(outcome, RbdcError):
+            self._order.done(job.key)
+            self.watch(Event(kind="finished", key=job.key, result=outcome))
+            return
         if self.world.is_main:
-            self.store.fail(job, error)
-        self.failure = self.failure or error
-        self.watch(Event(kind="failed", key=job.key, error=str(error)))
+            self.store.fail(job, outcome)
+        self.failure = self.failure or outcome
+        self.watch(Event(kind="failed", key=job.key, error=str(outcome)))
 
     def close(self) -> None:
         """Raise the first failure, if there was one."""

@@ -45,12 +45,6 @@ class Measurement:
         return asdict(self)
 
 
-def images_per_second(task: Task, machine: Machine) -> tuple[float, int]:
-    """Measure how fast this machine trains the task's model, and how many images a step had."""
-    found = measure_training(task, machine)
-    return found.images_per_second, found.batch_size
-
-
 def measure_training(task: Task, machine: Machine, teacher: nn.Module | None = None) -> Measurement:
     """Measure how fast this machine trains the task's model on noise, without decoding."""
     device = torch_device(machine)

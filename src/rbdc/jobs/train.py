@@ -12,7 +12,7 @@ from rbdc.data.augment import TrainingTransform
 from rbdc.errors import CouplingError, WidthError
 from rbdc.jobs.job import FORMAT, Context, TrainingJob
 from rbdc.jobs.layout import AVERAGE, MODEL, SAVED_FOR_GROWTH, START
-from rbdc.jobs.measure import images_per_second
+from rbdc.jobs.measure import measure_training
 from rbdc.jobs.method import SavedForGrowth
 from rbdc.jobs.ways import WORTH_MEASURING, Way, measure_speed, measure_ways
 from rbdc.metrics import final_scores
@@ -160,12 +160,12 @@ class TrainJob(TrainingJob):
     def measure_scaling(self, machine: Machine) -> Scaling:
         """Measure how fast the model trains here, on noise."""
         recipe = self.task.recipe
-        speed, images = images_per_second(self.task, machine)
+        found = measure_training(self.task, machine)
         return Scaling(
             batch_size=recipe.batch_size // recipe.grad_accum_steps,
-            images_per_second=(speed,),
+            images_per_second=(found.images_per_second,),
             gradient_bytes=(self.model_bytes,),
-            max_images_per_device=None if torch_device(machine).type == "cpu" else images,
+            max_images_per_device=None if torch_device(machine).type == "cpu" else found.batch_size,
         )
 
     @property
