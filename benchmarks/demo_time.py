@@ -1,10 +1,11 @@
 """Time the demo's tree against standard training with the same FLOPs, each alone on the machine.
 
-    python benchmarks/demo_time.py [--recipe demo] [--turns 5]
+    python benchmarks/demo_time.py [--recipe demo] [--turns 5] [--paper]
 
 A turn trains the tree, then the target alone (`--steps 0`) for the same FLOPs, with the settings
 that `rbdc train` chooses. Start-up, data and report are not counted, evaluation is. Prints the
-median of the ratios tree / standard, and the part of each level in the tree's time.
+median of the ratios tree / standard, and the part of each level in the tree's time. `--paper` grows
+in width alone, with the paper's ratio of 2 and the FLOPs of standard training in full.
 """
 
 import argparse
@@ -52,14 +53,15 @@ def main() -> None:
     parser.add_argument("--recipe", default="demo")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--fuse", default="auto", choices=["auto", "on", "off"])
+    parser.add_argument("--paper", action="store_true", help="width alone, ratio 2, budget 1")
     options = parser.parse_args()
+    plan = {"grow": ["width"], "ratio": 2, "budget": 1.0} if options.paper else {}
     start_server({"rbdc.jobs.grow", "rbdc.jobs.train"})  # as `rbdc train` does, while it plans
-    turn(
-        options.recipe, budget=0.2, rounding="none"
-    )  # warms up, and measures the way to train siblings
+    # Warm up, and measure the way to train siblings.
+    turn(options.recipe, **{**plan, "budget": 0.2, "rounding": "none"})
     ratios = []
     for number in range(options.turns):
-        tree, result = turn(options.recipe, fuse=options.fuse)
+        tree, result = turn(options.recipe, fuse=options.fuse, **plan)
         budget = result["normalized_flops"]
         standard, _ = turn(options.recipe, steps=0, budget=budget, rounding="none")
         ratios.append(tree.seconds / standard.seconds)
