@@ -19,8 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from torch import Tensor
 
-from rbdc.coupling.layout import Axes
-from rbdc.coupling.rules import couple_tensor
+from rbdc.coupling import Axes, couple_tensor
 from rbdc.experiments.reproduce import imagenet_outline
 from rbdc.growth import Setting
 from rbdc.growth.protocol import TransitionName
