@@ -1,14 +1,16 @@
 """Couple two narrow models into one wide model. Pure functions: no files, no global state.
 
-Read in this order: `layout` (which axes scale with the width), `rules` (the paper's equations),
-`couple` (two models into a third), `checks` (preconditions), `verify` (numerical proof of the
-result), `moments` (the optimizer's state), `blocks` (norms of the weight blocks during training).
+Read in this order: `layout` (how the models couple, from `rbdc.structure`), `rules` (the paper's
+equations), `couple` (two models into a third), `checks` (preconditions), `verify` (numerical proof
+of the result), `moments` (the optimizer's state), `blocks` (norms of the weight blocks during
+training).
 """
 
 from rbdc.coupling.blocks import block_sizes
 from rbdc.coupling.checks import ClassNames, class_names, set_class_names
-from rbdc.coupling.couple import OffDiagonal, couple
-from rbdc.coupling.layout import Axes, Layout, inexact_tensors, layout_of
+from rbdc.coupling.couple import OffDiagonal, check_exact, couple
+from rbdc.coupling.layout import check_conflicts, example_for, layout_of, structure_of
 from rbdc.coupling.moments import check_slots, couple_moments
 from rbdc.coupling.rules import couple_tensor
-from rbdc.coupling.verify import TOLERANCE, CouplingProof, evaluating, verify_coupling
+from rbdc.coupling.verify import TOLERANCE, CouplingProof, verify_coupling
+from rbdc.structure import Axes, Layout, Structure, evaluating

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rbdc.coupling.layout import Layout
+from rbdc.structure import Layout
 
 
 @torch.no_grad()
@@ -26,8 +26,12 @@ def block_sizes(
         if len(axes.scaled) < 2:
             continue
         weight = tensors[name].float()
-        size, parts = weight.shape[1] // blocks, axes.unpack(weight, 2)
-        cut = (part.reshape(blocks, len(part) // blocks, blocks, size, -1) for part in parts)
+        narrow = axes.narrow_shape(weight.shape)
+        rows, columns = ([2 * size for size in parts] for parts in axes.parts(narrow))
+        weight = weight.movedim(axes.scaled, (0, 1))
+        weight = weight.reshape(*weight.shape[:2], -1)
+        cut = [part for band in weight.split(rows) for part in band.split(columns, dim=1)]
+        cut = [part.unflatten(1, (blocks, -1)).unflatten(0, (blocks, -1)) for part in cut]
         squares = torch.stack([part.square().sum(dim=(1, 3, 4)) for part in cut]).sum(dim=0)
         entries = weight.numel() // blocks**2
         sizes[name] = (squares / entries).sqrt().tolist()

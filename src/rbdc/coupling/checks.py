@@ -19,6 +19,7 @@ _ATTRIBUTES = (
     "dilation", "ceil_mode", "count_include_pad", "eps", "num_groups", "approximate",
     "negative_slope",
 )  # fmt: skip
+_MAY_DOUBLE = ("num_heads of ", "head_dim of ", "num_groups of ", "in_chans of ")
 _TRAINING_ONLY = (nn.Dropout, DropPath, nn.Identity)  # a rate of 0 is often an Identity
 
 Facts = Mapping[str, object]
@@ -27,6 +28,8 @@ Facts = Mapping[str, object]
 
 def check_parents(first: nn.Module, second: nn.Module, *, allow_identical: bool = False) -> None:
     """Refuse parents that differ in anything but their weights, or do not differ at all."""
+    for parent in (first, second):
+        check_built(parent)
     for facts in (_structure, _shapes, _settings):
         _check_same(facts(first), facts(second), "the first parent", "the second")
     _check_same(_shapes(second), _shapes(first), "the second parent", "the first")
@@ -42,10 +45,20 @@ def check_parents(first: nn.Module, second: nn.Module, *, allow_identical: bool 
         )
 
 
+def check_built(model: nn.Module) -> None:
+    """Refuse a model with parameters that do not have a shape yet."""
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+        raise CouplingError(
+            f"{type(model).__name__} has lazy parameters, which get a shape when it first runs",
+            "Run each model once on an example before it is coupled.",
+        )
+
+
 def check_wide(parent: nn.Module, wide: nn.Module) -> None:
     """Refuse a wide model that is not its parents' architecture at twice the width."""
+    check_built(wide)
     names = ("the parents", "the wide model")
-    _check_same(_structure(parent), _structure(wide), *names, doubled="num_heads of ")
+    _check_same(_structure(parent), _structure(wide), *names, may_double=True)
     if any(tensor.is_meta for tensor in wide.state_dict().values()):
         raise CouplingError(
             "the wide model is on the meta device and has no storage",
@@ -99,16 +112,14 @@ def _settings(model: nn.Module) -> Facts:
     return {k: f"({m.extra_repr()})" for k, m in layers if not isinstance(m, _TRAINING_ONLY)}
 
 
-def _check_same(left: Facts, right: Facts, *names: str, doubled: str = "") -> None:
-    """Refuse models that differ in a fact of the left; one that begins with `doubled` doubles."""
+def _check_same(left: Facts, right: Facts, *names: str, may_double: bool = False) -> None:
+    """Refuse models that differ in a fact of the left; some may double with the width."""
     for fact, value in left.items():
-        expected, found = value, right.get(fact, "missing")
-        if doubled and fact.startswith(doubled) and isinstance(value, int):
-            expected = 2 * value
-        if found != expected:
+        found = right.get(fact, "missing")
+        doubles = may_double and fact.startswith(_MAY_DOUBLE) and not fact.endswith("the model")
+        if found != value and not (doubles and isinstance(value, int) and found == 2 * value):
             raise CouplingError(
-                f"{fact} is {value} in {names[0]} and {found} in {names[1]}"
-                + (f", where {expected} is needed" if expected != value else ""),
+                f"{fact} is {value} in {names[0]} and {found} in {names[1]}",
                 "Parents must be one architecture with the same settings at one width, and the "
                 "wide model the same architecture at twice that width.",
             )

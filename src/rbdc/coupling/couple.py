@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from rbdc.coupling.checks import check_parents, check_wide, class_names, set_class_names
-from rbdc.coupling.layout import inexact_tensors, layout_of
+from rbdc.coupling.layout import check_conflicts, structure_of
 from rbdc.coupling.rules import couple_tensor
 from rbdc.errors import CouplingError
+from rbdc.structure import Structure, unwrapped
 
 OffDiagonal = Literal["zero", "random"]
 Model = TypeVar("Model", bound=nn.Module)
@@ -21,6 +22,8 @@ def couple(
     second: nn.Module,
     *,
     into: Model,
+    example: Any = None,
+    structure: Structure | None = None,
     off_diagonal: OffDiagonal = "zero",
     seed: int = 0,
     allow_identical: bool = False,
@@ -28,15 +31,20 @@ def couple(
 ) -> Model:
     """Fill `into`, twice as wide as its parents, with their weights, and return it.
 
+    The models may be of any class. How their tensors couple is found by running them on `example`
+    (a tensor, or a tuple or dict of arguments; default: an image for a timm model), unless their
+    `structure` is already known.
+
     With `off_diagonal="zero"` the off-diagonal blocks are zero and the wide model computes the
     mean of its parents' outputs. With "random" they are the wide layer's default initialisation,
     drawn from `seed`. The diagonal blocks are the same in both cases. All checks run before any
     weight is written, and the parents are not changed. `into` may be on another device or have
     another dtype than its parents.
 
-    Some architectures have weights outside the head that do not scale with the width. Both
-    branches share such weights, so they can only be averaged, and the wide model is not the mean
-    of its parents. They are refused unless `allow_inexact` is set.
+    Some architectures have weights outside the head that both branches share, or operations that
+    mix the branches, so that the wide model is not the mean of its parents. They are refused
+    unless `allow_inexact` is set. A model with tensors whose layout cannot be found is always
+    refused.
     """
     if off_diagonal not in get_args(OffDiagonal):
         raise CouplingError(
@@ -45,23 +53,31 @@ def couple(
         )
     if not 0 <= seed < 2**63:
         raise CouplingError(f"seed is {seed}", "Use a whole number from 0 to 2**63 - 1.")
+    first, second, wide = unwrapped(first), unwrapped(second), unwrapped(into)
     check_parents(first, second, allow_identical=allow_identical)
-    check_wide(first, into)
-    layout = layout_of(first, into)
-    shared = inexact_tensors(layout, first)
-    if shared and not allow_inexact:
-        raise CouplingError(
-            f"{shared[0]} is shared by both halves of the wide model and could only be averaged"
-            + (f", and so are {len(shared) - 1} more tensors" if shared[1:] else ""),
-            "The coupling would not be exact; allow an inexact coupling to use it anyway.",
-        )
-    background = _fresh_state(into, seed) if off_diagonal == "random" else {}
-    target, states = into.state_dict(), (first.state_dict(), second.state_dict())
-    for name, axes in layout.items():  # one tensor at a time, to save memory
+    check_wide(first, wide)
+    structure = structure or structure_of(first, wide, example)
+    check_conflicts(structure)
+    if not allow_inexact:
+        check_exact(structure)
+    background = _fresh_state(wide, seed) if off_diagonal == "random" else {}
+    target, states = wide.state_dict(), (first.state_dict(), second.state_dict())
+    for name, axes in structure.layout.items():  # one tensor at a time, to save memory
         left, right = (state[name].to(target[name]) for state in states)
         target[name].copy_(couple_tensor(left, right, axes, background.get(name)))
-    set_class_names(into, class_names(first) or class_names(second))
+    set_class_names(wide, class_names(first) or class_names(second))
     return into
+
+
+def check_exact(structure: Structure) -> None:
+    """Refuse a structure whose coupling is not the mean of the parents."""
+    for what, cause in structure.inexact.items():
+        more = len(structure.inexact) - 1
+        raise CouplingError(
+            f"the coupling would not be exact, because of {what}: {cause}"
+            + (f"; and {more} more" if more else ""),
+            "Allow an inexact coupling to use it anyway.",
+        )
 
 
 def _fresh_state(model: Any, seed: int) -> dict[str, Tensor]:

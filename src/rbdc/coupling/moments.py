@@ -1,17 +1,28 @@
-"""Couple the optimizer's moments by the rules of the weights they belong to.
+"""Couple the optimizer's moments: what they would be if the wide model had had its parents' past.
 
 A moment is a running mean of gradients, or of their squares, in the shape of its weight, so it is
-coupled along the same axes. A head's weight is halved when it is coupled (Eq. 6). Its first moment
-is halved too, and its second moment, a mean of squares, is quartered. The moments of off-diagonal
-blocks are zero, because these blocks have had no gradient.
+coupled along the same axes. Its size follows the gradient of the wide model. The wide head is
+halved (Eq. 6), so half of the gradient flows back from it: in the body first moments are halved and
+second moments quartered. The gradient of the head itself is its input times the gradient of the
+logits, which stay about the same, so its moments are put side by side as they are.
+
+An off-diagonal block has had no gradient, and its first moment is zero. Its second moment is not:
+the gradient of a weight is the product of what comes in and what flows back, and both are as large
+there as in the diagonal blocks. It is Adafactor's rank-one estimate from the rows of the one block
+and the columns of the other. (Zeros with the parents' number of steps would make the first steps
+of these weights several times too large.)
+
+Measured on trained pairs, ResNet and ViT, carried second moments are within a factor of two of
+those of the coupled model (`tests/coupling/test_gradients.py`).
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from rbdc.coupling.layout import Layout
+from rbdc.coupling.layout import Axes, Layout
 from rbdc.coupling.rules import couple_tensor
 from rbdc.errors import CouplingError
 
@@ -26,7 +37,7 @@ def check_slots(slots: set[str]) -> None:
     if unknown:
         raise CouplingError(
             f"the optimizer keeps {', '.join(sorted(unknown))}, which has no coupling rule",
-            "Use the restart transition, or an optimizer such as adamw, sgd or momentum.",
+            "Use the restart transition, or an optimizer such as adamw, sgd or lion.",
         )
 
 
@@ -39,11 +50,43 @@ def couple_moments(
     coupled: dict[str, Tensor] = {}
     for name, left in first.items():
         parameter, _, slot = name.rpartition("/")
+        right = second[name]
         if slot in COUNTERS:
-            coupled[name] = torch.maximum(left, second[name])  # siblings take equally many steps
-            continue
-        axes = layout[parameter]
-        coupled[name] = couple_tensor(left, second[name], axes)
-        if slot in SECOND and axes.scaled == (axes.input_axis,):  # a head, whose weight is halved
-            coupled[name] /= 2
+            coupled[name] = torch.maximum(left, right)  # siblings take equally many steps
+        else:
+            coupled[name] = _couple_moment(left, right, layout[parameter], squares=slot in SECOND)
     return coupled
+
+
+def _couple_moment(first: Tensor, second: Tensor, axes: Axes, *, squares: bool) -> Tensor:
+    """Return a wide moment: of gradients, or of their squares."""
+    match axes.scaled:
+        case ():  # a head's bias: the mean
+            return couple_tensor(first, second, axes)
+        case (axis,) if axis == axes.input_axis:  # a head's weight
+            return 2 * couple_tensor(first, second, axes)
+    between = _squares_between(first, second, axes) if squares and len(axes.scaled) > 1 else None
+    return couple_tensor(first, second, axes, between) * (0.25 if squares else 0.5)
+
+
+def _squares_between(first: Tensor, second: Tensor, axes: Axes) -> Tensor:
+    """Return the wide second moment by the rank-one estimate; its diagonal blocks do not matter.
+
+    Entry (i, j) of the block whose rows are the first parent's and whose columns are the second's
+    is row mean i of the first parent times column mean j of the second, over the geometric mean of
+    both parents' means. Positions of a convolution's kernel have estimates of their own.
+    """
+    if axes.packed:
+        parts = zip(axes.unpack(first), axes.unpack(second), strict=True)
+        found = [_squares_between(a, b, replace(axes, packed=())) for a, b in parts]
+        return torch.cat(found, dim=axes.scaled[0])
+    rows, columns = axes.scaled
+    means = [t.mean(dim=(rows, columns), keepdim=True) for t in (first, second)]
+    scale = (means[0] * means[1]).sqrt().clamp_min(torch.finfo(first.dtype).tiny)
+    along_row, along_column = (
+        [t.mean(dim=axis, keepdim=True) for t in (first, second)] for axis in (columns, rows)
+    )
+    by_row = couple_tensor(along_row[0], along_row[1], Axes(scaled=(rows,)))
+    second_axis = Axes(scaled=(columns,), packed=axes.packed_second)
+    by_column = couple_tensor(along_column[0], along_column[1], second_axis)
+    return by_row * by_column / scale

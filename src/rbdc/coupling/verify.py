@@ -7,25 +7,21 @@ the wide model really computes them, the difference is the `drift`. Batch norm i
 joint statistics, so its drift is zero.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
-from timm.layers import GroupNorm1, LayerNorm2d, RmsNorm, RmsNorm2d
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
 from rbdc.coupling.checks import check_wide
-from rbdc.coupling.layout import heads_of
+from rbdc.coupling.layout import heads_of, structure_of
+from rbdc.structure import Split, Structure, call, evaluating, unwrapped
 
 TOLERANCE = 1e-5
 """Largest relative error that fp32 rounding can cause."""
-
-_CHANNELS_FIRST = (nn.GroupNorm, GroupNorm1, LayerNorm2d, RmsNorm2d)
-_JOINT_NORMS = (nn.LayerNorm, nn.RMSNorm, RmsNorm, *_CHANNELS_FIRST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,25 +43,35 @@ class CouplingProof:
 
 @torch.no_grad()
 def verify_coupling(
-    first: nn.Module, second: nn.Module, wide: nn.Module, x: Tensor
+    first: nn.Module,
+    second: nn.Module,
+    wide: nn.Module,
+    x: Any,
+    structure: Structure | None = None,
 ) -> CouplingProof:
-    """Run the images `x` through the parents and the wide model, and compare the outputs.
+    """Run the inputs `x` through the parents and the wide model, and compare the outputs.
 
     Every head is compared, because the logits of a distilled model are the mean of two heads. A
-    model without a head returns features, and those of the wide model must be the concatenation of
-    its parents' features. Only outputs are compared, so a tensor that no output depends on (a
-    branch whose last scale is zero, a counter) is not verified.
+    model without a head returns features, and those of the wide model must be its parents' features
+    side by side. Only outputs are compared, so a tensor that no output depends on (a branch whose
+    last scale is zero, a counter) is not verified. `structure` is that of the models, if known.
     """
+    first, second, wide = map(unwrapped, (first, second, wide))
     check_wide(first, wide)
     with ExitStack() as stack:
         stack.enter_context(torch.backends.cudnn.flags(allow_tf32=False))
         for model in (first, second, wide):
             stack.enter_context(evaluating(model))
+        structure = structure or structure_of(first, wide, x)
         left, right, joint = (_outputs(model, x) for model in (first, second, wide))
-        for hook in _norms_per_branch(wide, first):
-            stack.enter_context(hook)
+        for path, (inputs, outputs) in structure.joint.items():
+            narrow = first.get_submodule(path)
+            hook = _PerBranch(path, narrow, structure, inputs, outputs)
+            stack.enter_context(hook.attach(wide.get_submodule(path)))
         split = _outputs(wide, x)
-    expected = [_expected(*three) for three in zip(left, right, joint, strict=True)]
+    heads = len(joint) - len(structure.outputs)
+    splits = (*structure.outputs, *(None,) * heads)
+    expected = [_expected(*four) for four in zip(left, right, splits, strict=True)]
     eps = max(torch.finfo(next(m.parameters()).dtype).eps for m in (first, second, wide))
     return CouplingProof(
         error=_distance(split, expected, expected),
@@ -74,22 +80,21 @@ def verify_coupling(
     )
 
 
-def _outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
+def _outputs(model: nn.Module, x: Any) -> list[Tensor]:
     """Return the outputs of the model and of each of its heads, in float64 on the CPU."""
     found: list[Tensor] = []
     with ExitStack() as hooks:
         for head in map(model.get_submodule, heads_of(model)):
-            hooks.enter_context(head.register_forward_hook(lambda _m, _i, out: found.append(out)))
-        found.append(model(x.to(next(model.parameters()))))
+            if not isinstance(head, nn.Identity):  # no head: the outputs are features
+                hook = head.register_forward_hook(lambda _m, _i, out: found.append(out))
+                hooks.enter_context(hook)
+        found = [*call(model, x), *found]
     return [out.double().cpu() for out in found]
 
 
-def _expected(left: Tensor, right: Tensor, wide: Tensor) -> Tensor:
-    """Return the mean of the logits; concatenate features along the axis that doubles."""
-    for axis, (narrow_size, wide_size) in enumerate(zip(left.shape, wide.shape, strict=True)):
-        if narrow_size != wide_size:
-            return torch.cat([left, right], dim=axis)
-    return (left + right) / 2
+def _expected(left: Tensor, right: Tensor, split: Split | None) -> Tensor:
+    """Return the mean of the logits, or the features of both side by side."""
+    return (left + right) / 2 if split is None else split.join(left, right)
 
 
 def _distance(left: list[Tensor], right: list[Tensor], reference: list[Tensor]) -> float:
@@ -101,40 +106,26 @@ def _distance(left: list[Tensor], right: list[Tensor], reference: list[Tensor]) 
     return float(torch.stack(relative).max())
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put the model in eval mode, and restore the mode of every submodule afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+@dataclass(frozen=True, slots=True)
+class _PerBranch:
+    """Run a module that mixes the branches, as a norm does, for each branch alone."""
 
+    path: str
+    narrow: nn.Module
+    structure: Structure
+    inputs: Split
+    outputs: Split
 
-def _norms_per_branch(wide: nn.Module, narrow: nn.Module) -> list[RemovableHandle]:
-    """Compute every joint norm of `wide` once per branch, until the hooks are removed."""
-    return [
-        module.register_forward_hook(partial(_norm_per_branch, counterpart))
-        for path, module in wide.named_modules()
-        if isinstance(module, _JOINT_NORMS)
-        and _size(counterpart := narrow.get_submodule(path)) != _size(module)
-    ]
+    def attach(self, module: nn.Module) -> RemovableHandle:
+        return module.register_forward_hook(self.run)
 
-
-def _norm_per_branch(
-    narrow: nn.Module, wide: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor
-) -> Tensor:
-    """Apply the narrow model's norm to each branch, with the wide model's parameters for it."""
-    axis = 1 if isinstance(wide, _CHANNELS_FIRST) else -1
-    state = wide.state_dict()
-    branches = [
-        functional_call(narrow, {k: v.chunk(2)[branch] for k, v in state.items()}, (half,))
-        for branch, half in enumerate(inputs[0].chunk(2, dim=axis))
-    ]
-    return torch.cat(branches, dim=axis)
-
-
-def _size(norm: nn.Module) -> object:
-    return getattr(norm, "normalized_shape", None) or getattr(norm, "num_channels", None)
+    def run(self, wide: nn.Module, inputs: tuple[Any, ...], _output: Tensor) -> Tensor:
+        """Apply the narrow module to each branch, with the wide module's tensors for it."""
+        results = []
+        for branch, half in enumerate(self.inputs.branches(inputs[0])):
+            state = {
+                name: self.structure.layout[f"{self.path}.{name}"].branch_of(tensor, branch)
+                for name, tensor in wide.state_dict().items()
+            }
+            results.append(functional_call(self.narrow, state, (half, *inputs[1:])))
+        return self.outputs.join(*results)
