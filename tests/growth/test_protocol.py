@@ -11,17 +11,21 @@ import pytest
 import rbdc
 from rbdc.errors import PlanError
 from rbdc.growth import OneParent, Setting, parse_protocol, protocols
+from rbdc.growth.gradmax import GradMax
 from rbdc.growth.mixture_growth import MixtureGrowth
 from rbdc.growth.net2net import Net2Net
 from rbdc.growth.rbdc import Rbdc
+from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.job import Context, execute
 from rbdc.jobs.store import Store
+from rbdc.jobs.train import TrainJob
+from rbdc.settings import Duration, parse_duration
 from rbdc.training import World, fit_to_data
 from tests.support import QUICK, TINY, small_data, small_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "compare.md"
 NAMES = ["standard", "rbdc", "net2net", "hypercloning", "gradmax", "firefly", "random",
-         "mixture-growth", "ensemble"]  # fmt: skip
+         "mixture-growth", "ensemble", "progressive", "resolution", "stack"]  # fmt: skip
 
 
 def test_every_file_with_a_protocol_is_found() -> None:
@@ -78,6 +82,29 @@ def test_equal_growth_has_equal_keys_whatever_option_split_the_budget() -> None:
     assert Net2Net(noise=0).content() != Net2Net().content()
     mixed = MixtureGrowth(ratio=True).content()
     assert mixed == {"name": "mixture-growth", "templates": 2, "head": "mean"}
+
+
+@pytest.mark.parametrize(
+    ("length", "share", "steps"),
+    [("0%", 0, 0), ("3 steps", 0, 3), ("0.4 epochs", 0, 2), ("9 images", 0, 1), ("25%", 0.25, 0)],
+)
+def test_a_search_is_a_length(
+    length: str, share: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is taken from the wide model's training, of which an epoch has five batches of 8."""
+
+    def trial() -> tuple[int, float]:
+        _, grow, target = (n.job for n in GradMax().trial(small_setting(), 4.0, seed=0).nodes)
+        assert isinstance(grow, GrowJob) and isinstance(target, TrainJob)
+        return grow.images, 5 * target.task.epochs
+
+    monkeypatch.setattr(GradMax, "search", Duration(0, "%"))
+    none, whole = trial()
+    monkeypatch.setattr(GradMax, "search", parse_duration(length))
+    spent = steps or round(share * whole)
+    images, left = trial()
+    assert (none, images) == (0, 8 * spent)
+    assert left == pytest.approx(whole - spent)
 
 
 @pytest.fixture

@@ -24,15 +24,18 @@ NAMES = list(TINY)
 names = pytest.mark.parametrize("name", NAMES)
 
 
-def setting(name: str) -> Setting:
+def setting(name: str, arguments: dict[str, Any] | None = None) -> Setting:
     data, recipe = small_data(), small_recipe()
-    model = fit_to_data(ModelSpec(name=name, arguments=TINY[name]), data, recipe)
+    spec = ModelSpec(name=name, arguments=arguments or TINY[name])
+    model = fit_to_data(spec, data, recipe)
     return Setting(model=model, recipe=recipe, data=data, baseline_epochs=2.0)
 
 
-def run(protocol: str, name: str, output: Path) -> tuple[Store, list[Any]]:
+def run(
+    protocol: str, name: str, output: Path, arguments: dict[str, Any] | None = None
+) -> tuple[Store, list[Any]]:
     """The store, and the results of the trial's jobs; its FLOPs are checked beside."""
-    parsed, of_all = parse_protocol(protocol), setting(name)
+    parsed, of_all = parse_protocol(protocol), setting(name, arguments)
     parsed.check(of_all)
     trial = parsed.trial(of_all, BUDGET, 0)
     store = Store(output / JOBS)
@@ -52,6 +55,56 @@ def run(protocol: str, name: str, output: Path) -> tuple[Store, list[Any]]:
     results = [store.result(node.job) for node in trial.nodes]
     assert sum(result["training_flops"] for result in results if result) == pytest.approx(spent)
     return store, [(node.job, result) for node, result in zip(trial.nodes, results, strict=True)]
+
+
+DEEP = {
+    "resnet18d": TINY["resnet18d"] | {"layers": [2, 2, 1, 1]},
+    "deit_tiny_patch16_224": TINY["deit_tiny_patch16_224"] | {"patch_size": 7, "depth": 4},
+}
+"""Models with blocks that can be copied, and patches for smaller images."""
+
+
+@names
+@pytest.mark.parametrize(
+    "protocol, trained",
+    [
+        ("rbdc:1:width+depth", 3),
+        ("rbdc:1:width+depth+resolution", 3),
+        ("progressive:1", 2),
+        ("resolution:1", 2),
+    ],
+)
+def test_stages_grow_in_depth_and_resolution(
+    protocol: str, trained: int, name: str, tmp_path: Path
+) -> None:
+    _, results = run(protocol, name, tmp_path, DEEP[name])
+    assert sum(isinstance(job, TrainJob) for job, _ in results) == trained
+    (grown,) = (result for job, result in results if isinstance(job, GrowJob))
+    if "resolution" not in protocol.split(":")[0]:
+        assert grown["proof_error"] <= 1e-5
+    sizes = [(job.task.image.height, job.model) for job, _ in results if isinstance(job, TrainJob)]
+    assert sizes[-1][0] == 28 and (sizes[0][0] < 28) == ("resolution" in protocol or trained == 2)
+
+
+def test_progressive_growth_has_the_shares_of_the_tree() -> None:
+    of_all = setting("resnet18d", DEEP["resnet18d"])
+    tree, alone = (
+        parse_protocol(text).trial(of_all, BUDGET, 0).plan
+        for text in ("rbdc:1:width+depth+resolution", "progressive:1:depth+resolution")
+    )
+    assert tree and alone
+    assert [s.share for s in alone.stages] == pytest.approx([s.share for s in tree.stages])
+    assert [s.models for s in alone.stages] == [1, 1]
+
+
+def test_stacked_blocks_carry_their_moments(tmp_path: Path) -> None:
+    name = "deit_tiny_patch16_224"
+    store, results = run("stack:1", name, tmp_path, DEEP[name])
+    (job,) = (job for job, _ in results if isinstance(job, GrowJob))
+    tensors, _ = read_state(store.folder(job) / START)
+    for kind in ("model/{}", "optimizer/{}/exp_avg"):
+        first, third = (tensors[kind.format(f"blocks.{i}.mlp.fc1.weight")] for i in (0, 2))
+        assert torch.equal(first, third)
 
 
 @names

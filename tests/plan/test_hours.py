@@ -13,6 +13,7 @@ import rbdc
 from rbdc.errors import PlanError
 from rbdc.models import ModelSpec
 from rbdc.plan import (
+    Growth,
     Hours,
     LevelSpeed,
     Plan,
@@ -22,8 +23,6 @@ from rbdc.plan import (
     check_equal_flops,
     fewest_hours,
     hours_by_steps,
-    levels_of,
-    most_steps,
 )
 from tests.support import SMALL_VIT
 
@@ -33,7 +32,7 @@ RTX_3090 = (390.88, 1053.64, 2290.53)  # DeiT-Base, Small and Tiny in timm's tab
 
 
 def speeds_of(model: ModelSpec, *images_per_second: float, loader: float | None = None) -> Speeds:
-    levels = levels_of(model, len(images_per_second) - 1)
+    levels = Growth().levels(model, len(images_per_second) - 1)
     return Speeds(
         device="a device",
         levels=tuple(
@@ -112,9 +111,9 @@ def by_steps(speeds: Speeds, **spent: Any) -> tuple[Hours, ...]:
 
 
 def test_steps_are_chosen_by_hours_at_the_same_flops() -> None:
-    assert most_steps(SMALL) == 2
-    assert most_steps(ModelSpec(name="deit_tiny_patch16_224")) == 0  # 3 heads
-    flops = [rbdc.forward_flops(level) for level in levels_of(SMALL, 2)]
+    assert Growth().most_steps(SMALL) == 2
+    assert Growth().most_steps(ModelSpec(name="deit_tiny_patch16_224")) == 0  # 3 heads
+    flops = [rbdc.forward_flops(level) for level in Growth().levels(SMALL, 2)]
     equal = [1e9 / each for each in flops]  # the same FLOP/s at every width
     for factors, best in (((1, 0.5, 0.5), 0), ((1, 2, 0.1), 1), ((1, 2, 4), 2)):
         speeds = speeds_of(SMALL, *(a * b for a, b in zip(equal, factors, strict=True)))
@@ -167,7 +166,7 @@ def test_a_budget_that_leaves_a_level_less_than_a_step_is_refused() -> None:
 
 
 def test_assumed_speeds_say_so() -> None:
-    levels = levels_of(SMALL, 1)
+    levels = Growth().levels(SMALL, 1)
     flops = [rbdc.forward_flops(level) for level in levels]
     given = assumed_speeds(levels, flops, [10], flops_per_second=1e9, narrow_efficiency=0.5)
     assert [level.source for level in given.levels] == ["given", "assumed"]

@@ -7,7 +7,7 @@ import pytest
 
 from rbdc.errors import PlanError
 from rbdc.models import ModelSpec
-from rbdc.plan import forward_flops, levels_of, table_speeds
+from rbdc.plan import Growth, forward_flops, table_speeds
 from rbdc.plan.table import _pair, read_table
 
 HEADER = "model,train_samples_per_sec,train_step_time,train_batch_size,train_img_size,param_count"
@@ -15,7 +15,7 @@ TINY = "deit_tiny_patch16_224,2290.53,222.68,512,224,5.72"
 SMALL = "deit_small_patch16_224,1053.64,363.563,384,224,22.05"
 BASE = "deit_base_patch16_224,390.88,490.307,192,224,86.57"
 OTHERS = ["mixer_b32_224,1784.58,286.101,512,224,60.29", "a_model_of_2031,1,1,1,224,22.05"]
-DEIT_BASE = levels_of(ModelSpec(name="deit_base_patch16_224"), 2)
+DEIT_BASE = Growth().levels(ModelSpec(name="deit_base_patch16_224"), 2)
 
 
 def table(folder: Path, *lines: str, header: str = HEADER) -> Path:

@@ -24,6 +24,7 @@ from rbdc.growth.protocol import OneParent
 from rbdc.growth.units import Inner, along, units_of
 from rbdc.jobs.method import Grown, GrowthContext, Parent
 from rbdc.models import ModelSpec, build_empty, build_meta
+from rbdc.settings import Duration
 
 START = 0.5
 """Initial norm of a candidate, relative to its radius. With much less, w + v and w - v are on the
@@ -44,7 +45,7 @@ class Firefly(OneParent):
 
     name: ClassVar[str] = "firefly"
     summary: ClassVar[str] = "one narrow model; its units split, or new ones, whichever help most"
-    search: ClassVar[float] = 0.01
+    search: ClassVar[Duration] = Duration(1, "%")
     surplus: float = 2.0
     """Candidates per unit that is added: a split of every unit, the rest new units."""
     radius: float = 0.1

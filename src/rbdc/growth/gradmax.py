@@ -37,13 +37,13 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from rbdc.coupling import class_names, set_class_names
+from rbdc.coupling import class_names, example_for, set_class_names
 from rbdc.errors import ModelError
 from rbdc.growth.protocol import OneParent
 from rbdc.growth.units import Inner, Units, along, units_of
 from rbdc.jobs.method import Grown, GrowthContext, Parent
 from rbdc.models import ModelSpec, build_empty, build_meta
-from rbdc.models.coupled import noise_image
+from rbdc.settings import Duration
 
 NEW_NORM_BIAS = 1e-7
 """Makes ReLU pass gradients: too small to be seen in the logits, and not zero in fp16."""
@@ -55,7 +55,7 @@ class GradMax(OneParent):
 
     name: ClassVar[str] = "gradmax"
     summary: ClassVar[str] = "zero units whose outgoing weights maximise their gradients (GradMax)"
-    search: ClassVar[float] = 0.002
+    search: ClassVar[Duration] = Duration(0.2, "%")
     # An upper bound: the parent's pass and its matrices M are 0.26 (DeiT) to 0.54 (ResNet-18D) of
     # the wide model's step.
     cost: ClassVar[float] = 1.0
@@ -90,7 +90,7 @@ class GradMax(OneParent):
         into.load_state_dict(self._widened(model.cpu(), units, best, draw))
         set_class_names(into, class_names(parent))
         with torch.no_grad():
-            before, after = (net.eval()(noise_image(net)) for net in (model, into))
+            before, after = (net.eval()(example_for(net)) for net in (model, into))
         error = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
         return Grown(model=into, record={"proof_error": error})
 

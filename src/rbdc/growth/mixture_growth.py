@@ -91,7 +91,15 @@ class MixtureGrowth(Protocol, Method):
             assert axes.input_axis is not None, f"{name} is no layer's weight"
             diagonal = couple_tensor(*new_blocks(zeroth, sets[1][name]), axes)
             # [[m2, 0], [0, m3]] with the halves of its columns exchanged: there the coupling is 0
-            state[name] += diagonal.roll(diagonal.shape[axes.input_axis] // 2, axes.input_axis)
+            columns = axes.scaled.index(axes.input_axis)
+            sizes = axes.parts(first.state_dict()[name].shape)[columns]
+            state[name] += torch.cat(
+                [
+                    part.roll(part.shape[axes.input_axis] // 2, axes.input_axis)
+                    for part in diagonal.split([2 * size for size in sizes], axes.input_axis)
+                ],
+                axes.input_axis,
+            )
         if self.head == "sum":
             for name in heads_of(model):
                 for tensor in model.get_submodule(name).state_dict().values():

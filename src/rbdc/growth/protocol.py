@@ -7,7 +7,7 @@ models are among them: every protocol pays for its parents.
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
@@ -18,9 +18,9 @@ from rbdc.jobs.job import Job, Node
 from rbdc.jobs.method import NOT_IN_KEY, Method, SavedForGrowth
 from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, check_steps
-from rbdc.plan import CounterName, Plan, forward_flops, training_flops
-from rbdc.settings import Length, Recipe, Request, plain
-from rbdc.training import Task, image_format
+from rbdc.plan import CounterName, Growth, Plan, forward_flops, training_flops
+from rbdc.settings import Duration, Extent, Length, Recipe, Request, plain
+from rbdc.training import Task, image_format, images_for
 from rbdc.training.teacher import Teacher
 
 TransitionName = Literal["restart", "carry"]
@@ -41,6 +41,8 @@ class Setting:
     baseline_epochs: float
     """Epochs of standard training, which budgets are relative to."""
     teacher: Teacher | None = None
+    growth: Growth = field(default_factory=Growth)
+    """What grows from stage to stage, in RBDC."""
     ratio: float = Request.ratio
     """Epochs of a wide model over its parents'."""
     counter: CounterName = Request.counter
@@ -49,14 +51,14 @@ class Setting:
     batches: BatchesName = Request.batches
     """Whether the models of a level train on the same batches."""
     fused: Mapping[str, int] = field(default_factory=dict)
-    """How many models of a level are trained as one, by their width; others are trained apart."""
+    """How many models of a level are trained as one, by level; others are trained apart."""
     narrow_lr: float = Request.narrow_lr
     """Learning rate of a narrow model over that of a model of twice its width, in RBDC."""
     allow_inexact: bool = Request.allow_inexact
 
     @cached_property
     def image(self) -> ImageFormat:
-        """The images that models of every width take."""
+        """The images that the target takes."""
         return image_format(self.model, self.recipe, self.data)
 
     @property
@@ -106,7 +108,7 @@ class Setting:
         task = Task(
             model=model or self.model,
             recipe=recipe,
-            image=self.image,
+            image=images_for(model, self.image) if model else self.image,
             epochs=epochs,
             seed=own_seed,
             data_seed=derive_seed(seed, "node", level, 0 if self.batches == "shared" else index),
@@ -119,17 +121,15 @@ class Setting:
             teacher=self.teacher,
             saved_for_growth=saved_for_growth,
             counter=self.counter,
-            fused_with=self._fused_with(task.model, seed, level, index, siblings),
+            fused_with=self._fused_with(seed, level, index, siblings),
         )
 
-    def _fused_with(
-        self, model: ModelSpec, seed: int, level: int, index: int, siblings: int
-    ) -> tuple[int, ...]:
+    def _fused_with(self, seed: int, level: int, index: int, siblings: int) -> tuple[int, ...]:
         """Return the seeds of the siblings that a model is trained as one with, its own among them.
 
         Siblings train as one only on the same batches.
         """
-        size = self.fused.get(f"{model.width:g}", 1) if self.batches == "shared" else 1
+        size = self.fused.get(str(level), 1) if self.batches == "shared" else 1
         first = index - index % size
         group = range(first, min(first + size, siblings))
         if len(group) < 2:
@@ -146,6 +146,7 @@ class Setting:
             "baseline_epochs": self.baseline_epochs,
             "baseline_flops": self.baseline_flops,
             "teacher": self.teacher.sha256 if self.teacher else None,
+            "growth": asdict(self.growth),
             "ratio": self.ratio,
             "counter": self.counter,
             "transition": list(self.transition),
@@ -231,8 +232,8 @@ class OneParent(Protocol, Method):
         "the wide model's epochs over its parent's: a number, paper, or single-parent"
     )
     example: ClassVar[str] = ":0.5"
-    search: ClassVar[float] = 0.0
-    """Training images that `grow` looks at, as a fraction of those the wide model trains on."""
+    search: ClassVar[Duration] = Duration(0, "%")
+    """How long `grow` looks at training images; a share is of the wide model's training."""
     ratio: float | None = field(default=None, metadata=NOT_IN_KEY)
     """Epochs of the wide model over its parent's; None takes the setting's."""
 
@@ -262,7 +263,12 @@ class OneParent(Protocol, Method):
             "1.0", seed, epochs, model=setting.narrow, saved_for_growth=self.saved_for_growth
         )
         wide_steps = ratio * epochs * setting.steps_per_epoch
-        steps = max(1, round(self.search * wide_steps)) if self.search else 0
+        extent = Extent(
+            steps_per_epoch=setting.steps_per_epoch,
+            batch_size=setting.recipe.batch_size,
+            total=wide_steps,
+        )
+        steps = max(1, extent.updates(self.search)) if self.search.amount else 0
         wide_epochs = (wide_steps - steps * self.cost) / setting.steps_per_epoch
         grown = GrowJob(
             model=setting.model,

@@ -43,9 +43,6 @@ class RandomTemplate(OneParent):
 
 @torch.no_grad()
 def fill(wide: Tensor, narrow: Tensor, axes: Axes) -> None:
-    """Copy `narrow` into the leading block of `wide`, or of each of q, k and v if they are packed.
-
-    Packed parts may differ in size.
-    """
-    for part, block in zip(axes.unpack(wide, 2), axes.unpack(narrow), strict=True):
-        part[tuple(slice(size) for size in block.shape)].copy_(block)
+    """Copy `narrow` into the first parent's blocks of `wide`; packed matrices have several."""
+    for own, block in axes.blocks(narrow.shape, 0):
+        wide[block] = narrow[own]

@@ -1,15 +1,21 @@
 """RBDC itself: narrow models coupled in pairs and trained on, by any number of recursive steps.
 
-A coupling can treat the trainings on its two sides in two ways. `restart` is the paper's: each
+A transition can treat the trainings on its two sides in two ways. `restart` is the paper's: each
 model is trained through its whole annealed schedule, the optimizer state is dropped, and the wide
 model's schedule starts again with its warm-up. `carry` is ours: narrow models stay at their peak
 learning rate, their optimizer moments are coupled by the rules of the weights, the wide model
 continues after a short warm-up, and only the target anneals.
+
+Stages may also grow in depth and in resolution: first two models are coupled, then blocks that
+start as the identity are inserted, then the model is resampled for larger images.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
+
+from torch import nn
 
 from rbdc.coupling import OffDiagonal, couple_moments, layout_of
 from rbdc.data import derive_seed
@@ -17,26 +23,28 @@ from rbdc.errors import RecipeError
 from rbdc.growth.protocol import BatchesName, Protocol, Setting, TransitionName, Trial
 from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.job import Node
-from rbdc.jobs.method import Grown, GrowthContext, Method, Parent, SavedForGrowth
+from rbdc.jobs.method import Grown, GrowthContext, Method, Parent, SavedForGrowth, State
 from rbdc.jobs.train import TrainJob
-from rbdc.models import ModelSpec, check_steps
+from rbdc.models import ModelSpec, NewBlocks, extend, spec_of
 from rbdc.models.coupled import couple_verified
-from rbdc.plan import Plan, make_plan
-from rbdc.settings import Extent
+from rbdc.plan import Growth, Plan, make_plan
+from rbdc.settings import Axis, Extent
+from rbdc.training import images_for
+from rbdc.training.optimizer import GROUP
+from rbdc.training.teacher import check_images
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coupling(Method):
-    """Block-diagonal coupling of two models of half the width (Eq. 1)."""
+class Transition(Method):
+    """What happens between two stages."""
 
-    name: ClassVar[str] = "coupling"
     transition: TransitionName
-    off_diagonal: OffDiagonal = "zero"
-    allow_inexact: bool = False
+    new_blocks: NewBlocks = "identity"
+    """What inserted blocks start as."""
 
     @property
     def carries(self) -> bool:
-        """Return whether the wide model gets the optimizer state, and its parents do not anneal."""
+        """Return whether the next stage gets the optimizer state, and this one does not anneal."""
         return self.transition == "carry"
 
     @property
@@ -44,20 +52,79 @@ class Coupling(Method):
         """Name what the parents save: the optimizer state, where it is carried over."""
         return "optimizer" if self.carries else ""
 
+    def extended(
+        self,
+        model: nn.Module,
+        moments: State | None,
+        spec: ModelSpec,
+        seed: int,
+        record: Mapping[str, Any],
+    ) -> Grown:
+        """Return the model at the depth and resolution of the next stage, with its moments."""
+        if spec_of(model) != spec:
+            found = extend(model, spec, seed=seed, blocks=self.new_blocks)
+            model = found.model
+            if found.error is not None:
+                error = max(found.error, record.get("proof_error", 0.0))
+                record = {**record, "proof_error": error}
+            if moments:
+                tensors, facts = moments
+                numbers = _renamed(facts["numbers"], found.origin)
+                moments = _renamed(tensors, found.origin), {**facts, "numbers": numbers}
+        if moments:
+            tensors, facts = moments
+            own = ("lr", "initial_lr")  # the rate is the next stage's own
+            groups = [{k: v for k, v in one.items() if k not in own} for one in facts["groups"]]
+            moments = tensors, {**facts, "groups": groups}
+        return Grown(model=model, optimizer=moments, record=record)
+
+
+def _renamed(state: Mapping[str, Any], origin: Mapping[str, str]) -> dict[str, Any]:
+    """Return the state of tensors that have a past, by their new names; a group's state stays."""
+    names: dict[str, list[str]] = {}
+    for new, old in origin.items():
+        names.setdefault(old, []).append(new)
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        parameter, _, slot = key.rpartition("/")
+        if parameter.startswith(GROUP):
+            found[key] = value
+        found |= {f"{new}/{slot}": deepcopy(value) for new in names.get(parameter, ())}
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coupling(Transition):
+    """Block-diagonal coupling of two models of half the width (Eq. 1), then growth in depth."""
+
+    name: ClassVar[str] = "coupling"
+    off_diagonal: OffDiagonal = "zero"
+    allow_inexact: bool = False
+
     def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
         """Couple the parents, and prove that the wide model is their mean."""
         first, second = (parent.model for parent in parents)
         options = {"seed": context.seed, "allow_inexact": self.allow_inexact}
-        model, record = couple_verified(first, second, wide, self.off_diagonal, **options)
-        optimizer = None
+        coupled = spec_of(first).scaled(2)
+        model, record = couple_verified(first, second, coupled, self.off_diagonal, **options)
+        moments = None
         if self.carries:
             left, right = (parent.saved_for_growth for parent in parents)
             assert left and right, "parents of a carrying coupling save their optimizer state"
-            own = ("lr", "initial_lr")  # the rate is the wide model's own
-            groups = [{k: v for k, v in one.items() if k not in own} for one in left[1]["groups"]]
-            moments = couple_moments(left[0], right[0], layout_of(first, model))
-            optimizer = moments, {**left[1], "groups": groups}
-        return Grown(model=model, optimizer=optimizer, record=record)
+            moments = couple_moments(left[0], right[0], layout_of(first, model)), left[1]
+        return self.extended(model, moments, wide, context.seed, record)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extension(Transition):
+    """Growth of one model in depth and resolution."""
+
+    name: ClassVar[str] = "extension"
+
+    def grow(self, parents: Sequence[Parent], wide: ModelSpec, context: GrowthContext) -> Grown:
+        """Insert blocks and resample for the image size; prove that new blocks change nothing."""
+        (parent,) = parents
+        return self.extended(parent.model, parent.saved_for_growth, wide, context.seed, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +134,8 @@ class Rbdc(Protocol):
     name: ClassVar[str] = "rbdc"
     summary: ClassVar[str] = "2^S narrow models, coupled in pairs and trained on, S times"
     words: ClassVar[str] = (
-        "the number of steps; restart or carry; shared or separate batches; random for random "
-        "off-diagonal blocks; r=RATIO; "
+        "the number of steps; what grows: width, width+depth, width+depth+resolution, ...; restart "
+        "or carry; shared or separate batches; random for random off-diagonal blocks; r=RATIO; "
         "lr=FACTOR for narrow models' learning rate over that of twice their width"
     )
     example: ClassVar[str] = ":2:carry"
@@ -76,6 +143,9 @@ class Rbdc(Protocol):
     transition: tuple[TransitionName, ...] = ()
     """One for all couplings, or one per level from the leaves up; empty: the setting's."""
     off_diagonal: OffDiagonal = "zero"
+    axes: tuple[Axis, ...] | None = None
+    """What grows from stage to stage; None: the setting's."""
+    new_blocks: ClassVar[NewBlocks] = "identity"
     ratio: float | None = None
     """Epochs of a wide model over its parents'; None: the setting's."""
     batches: BatchesName | None = None
@@ -88,7 +158,10 @@ class Rbdc(Protocol):
 
     @classmethod
     def option(cls, word: str) -> tuple[str, Any]:
-        """Read one option, such as 2, carry or r=0.5."""
+        """Read one option, such as 2, width+depth, carry or r=0.5."""
+        axes = tuple(word.split("+"))
+        if {*axes} <= {*get_args(Axis)}:
+            return "axes", axes
         if word in ("restart", "carry"):
             return "transition", (word,)
         if word in ("shared", "separate"):
@@ -100,15 +173,22 @@ class Rbdc(Protocol):
         name, _, number = word.partition("=")
         return {"r": "ratio", "lr": "narrow_lr"}[name], float(number)
 
-    def check(self, setting: Setting) -> None:
-        """Refuse a model that cannot be halved so often."""
-        check_steps(setting.model, self.steps)
+    def growth(self, setting: Setting) -> Growth:
+        """Return what grows from stage to stage."""
+        return replace(setting.growth, axes=self.axes, stages=()) if self.axes else setting.growth
 
-    def plan(self, setting: Setting, budget: float | None) -> Plan:
+    def check(self, setting: Setting) -> None:
+        """Refuse a model that cannot be grown so often, or a teacher that low resolutions break."""
+        for model in self.growth(setting).levels(setting.model, self.steps):
+            if setting.teacher:
+                check_images(setting.teacher.model, images_for(model, setting.image))
+
+    def plan(self, setting: Setting, budget: float | None, **options: Any) -> Plan:
         """Return the stages of the tree; a `budget` of None is said otherwise in `planning`."""
         return make_plan(
             setting.model,
             steps=self.steps,
+            growth=self.growth(setting),
             ratio=self.ratio if self.ratio is not None else setting.ratio,
             budget=budget,
             baseline_epochs=setting.baseline_epochs,
@@ -117,6 +197,7 @@ class Rbdc(Protocol):
             counter=setting.counter,
             batches=self.batches or setting.batches,
             **self.planning,
+            **options,
         )
 
     def trial(self, setting: Setting, budget: float | None, seed: int) -> Trial:
@@ -126,12 +207,12 @@ class Rbdc(Protocol):
     def tree(self, setting: Setting, plan: Plan, seed: int) -> Trial:
         """Return the jobs of a plan, narrow models first."""
         setting = replace(setting, batches=plan.batches)
-        couplings = self._couplings(setting, len(plan.stages) - 1)
+        transitions = self._transitions(setting, plan)
         nodes: list[Node] = []
         narrower: list[TrainJob] = []
         for number, stage in enumerate(plan.stages):  # leaves first
-            into = couplings[number - 1] if stage.parents else None
-            out_of = couplings[number] if number < len(couplings) else None
+            into = transitions[number - 1] if stage.parents else None
+            out_of = transitions[number] if number < len(transitions) else None
             own = self._options(setting, stage.level, stage.epochs, into)
             starts: list[Node] = []
             trained: list[Node] = []
@@ -145,7 +226,7 @@ class Rbdc(Protocol):
                         method=into,
                         seed=derive_seed(seed, "coupling", stage.level, index),
                     )
-                    starts.append(Node(name=f"coupling {name}", level=stage.level, job=initial))
+                    starts.append(Node(name=f"{into.name} {name}", level=stage.level, job=initial))
                 job = setting.training(
                     name,
                     seed,
@@ -162,26 +243,31 @@ class Rbdc(Protocol):
             narrower = [node.job for node in trained if isinstance(node.job, TrainJob)]
         return Trial(nodes=tuple(nodes), plan=plan)
 
-    def _couplings(self, setting: Setting, steps: int) -> list[Coupling]:
-        """Return the coupling of each level, from the leaves up."""
-        names = self.transition or setting.transition
-        if steps and len(names) not in (1, steps):
+    def _transitions(self, setting: Setting, plan: Plan) -> list[Transition]:
+        """Return what happens between the stages, from the leaves up."""
+        names, grown = self.transition or setting.transition, plan.stages[1:]
+        if grown and len(names) not in (1, len(grown)):
             raise RecipeError(
-                f"{len(names)} transitions are given for {steps} couplings on the way to the "
-                "target",
+                f"{len(names)} transitions are given for {len(grown)} between the stages of the "
+                "plan",
                 "Give one for all, or one for each level, the leaves' first.",
             )
         return [
             Coupling(
-                transition=name, off_diagonal=self.off_diagonal, allow_inexact=setting.allow_inexact
+                transition=name,
+                new_blocks=self.new_blocks,
+                off_diagonal=self.off_diagonal,
+                allow_inexact=setting.allow_inexact,
             )
-            for name in (names * steps if len(names) == 1 else names[:steps])
+            if "width" in stage.grown
+            else Extension(transition=name, new_blocks=self.new_blocks)
+            for name, stage in zip(names * len(grown), grown, strict=False)
         ]
 
     def _options(
-        self, setting: Setting, level: int, epochs: float, into: Coupling | None
+        self, setting: Setting, level: int, epochs: float, into: Transition | None
     ) -> dict[str, Any]:
-        """Return the recipe of a level and the warm-up of a model coupled by `into`."""
+        """Return the recipe of a level and the warm-up of a model grown by `into`."""
         recipe = setting.recipe
         factor = self.narrow_lr if self.narrow_lr is not None else setting.narrow_lr
         rate = recipe.learning_rate * factor**level

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rbdc.coupling import verify_coupling
+from rbdc.coupling import example_for, verify_coupling
 from rbdc.data.randomness import generator
 from rbdc.growth.protocol import OneParent
 from rbdc.growth.units import Units, along, units_of
 from rbdc.jobs.method import Grown, GrowthContext, Parent
 from rbdc.models import ModelSpec, build_empty
-from rbdc.models.coupled import noise_image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class Replication(OneParent):
         units = units_of(wide.scaled(0.5))
         model = replicate(parent, wide, units, self.maps(units, context.seed))
         # The parent is the mean of itself and itself, so the proof of a coupling applies.
-        proof = verify_coupling(parent, parent, model, noise_image(model))
+        proof = verify_coupling(parent, parent, model, example_for(model))
         self.perturb(model, units, context.seed)
         return Grown(model=model, record={"proof_error": proof.error, "norm_drift": proof.drift})
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rbdc.errors import PlanError, WidthError
-from rbdc.models import ModelSpec, check_steps
+from rbdc.errors import PlanError
 from rbdc.plan.plan import Plan, Rounding, Stage
 from rbdc.plan.speeds import LevelSpeed, Speeds, check_positive
 
@@ -90,17 +89,6 @@ class Hours:
             "standard_money": self.money(self.standard),
             "speeds": self.speeds.to_json(),
         }
-
-
-def most_steps(spec: ModelSpec) -> int:
-    """Return how often the model can be halved."""
-    steps = 0
-    while True:
-        try:
-            check_steps(spec, steps + 1)
-        except WidthError:
-            return steps
-        steps += 1
 
 
 def check_equal_flops(budget: float | None, total_flops: float | None) -> None:

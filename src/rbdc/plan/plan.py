@@ -6,13 +6,15 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import pairwise
 from math import inf
 from typing import Any, Literal, cast, get_args
 
-from rbdc.coupling import inexact_tensors
+from rbdc.coupling import check_conflicts
 from rbdc.errors import PlanError, nearest
-from rbdc.models import ModelSpec, as_spec, build_meta, check_steps, family, halves_layout
+from rbdc.models import ModelSpec, as_spec, family, halves_structure
 from rbdc.plan.flops import CounterName, count_flops
+from rbdc.plan.growth import Growth, changes, describe, models_of
 from rbdc.plan.schedule import (
     Schedule,
     cost_of_unit,
@@ -22,10 +24,9 @@ from rbdc.plan.schedule import (
     training_flops,
 )
 from rbdc.plan.speeds import Speeds, check_positive
-from rbdc.settings import Request
+from rbdc.settings import Axis, Request
 
 IMAGENET_IMAGES = 1_281_167
-PARENTS = 2  # of a coupled model
 ROUNDING_TOLERANCE = 0.03  # relative difference in FLOPs above which a warning is given
 
 Costs = Literal["exact", "quarter"]
@@ -43,9 +44,9 @@ class Stage:
     models: int
     """Number of models."""
     parents: int
-    """Trained models that each model is grown of; 0 for random leaves."""
-    method: str
-    """How a model starts: "random", or "coupling" of its parents."""
+    """Trained models that each model is grown of: two are coupled; 0 for random leaves."""
+    grown: tuple[Axis, ...]
+    """What is larger than in its parents: width (two of them are coupled), depth, resolution."""
     epochs: float
     """Training epochs of each model."""
     forward_flops: int
@@ -62,7 +63,7 @@ class Stage:
 
     def to_json(self) -> dict[str, Any]:
         """Return the stage as JSON values."""
-        return {**asdict(self), "width": self.width}
+        return {**asdict(self), "width": self.width, "size": describe(self.model)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,6 +173,8 @@ def make_plan(
     model: str | ModelSpec,
     *,
     steps: int = cast(int, Request.steps),
+    growth: Growth | None = None,
+    shares: Sequence[float] | None = None,
     ratio: float = Request.ratio,
     budget: float | None = None,
     total_flops: float | None = None,
@@ -198,7 +201,9 @@ def make_plan(
     which Algorithm 1 divides among them; `budget_hours`, of all models on one device with these
     `speeds`; or `budget_time`, the same hours relative to standard training's.
 
-    `ratio` is r, the epochs of a wide model divided by those of its parents. `costs="quarter"`
+    `growth` says what grows from stage to stage, by default the width alone, as in the paper.
+    `ratio` is r, the epochs of a wide model divided by those of its parents; `shares` of the FLOPs
+    by level, target first, replace it. `costs="quarter"`
     solves for epochs with the paper's approximation that a model of half the width costs a quarter.
     The reported costs are exact in both cases, and computed from the rounded epochs. With a
     `batch_size`, a level that would not take a single step is refused.
@@ -207,10 +212,22 @@ def make_plan(
     _check(
         steps=steps, ratio=ratio, images=images, schedule=schedule, costs=costs, rounding=rounding
     )
-    check_steps(spec, steps)
-    levels = levels_of(spec, steps)
-    models = [PARENTS**level for level in range(steps + 1)]
-    inexact = [name for narrow in levels[1:] for name in _inexact(narrow)]
+    growth = growth or Growth()
+    levels = growth.levels(spec, steps)
+    steps = len(levels) - 1
+    if costs == "quarter" and any(
+        {*changes(narrow, wide)} - {"width"} for wide, narrow in pairwise(levels)
+    ):
+        raise PlanError(
+            "costs quarter holds for growth in width alone", "Leave it out, or use --grow width."
+        )
+    models = models_of(levels)
+    inexact = [
+        name
+        for wide, narrow in pairwise(levels)
+        if wide.width != narrow.width
+        for name in _inexact(narrow)
+    ]
     counts = [count_flops(level, counter=counter) for level in levels]
     flops = [count.forward_flops for count in counts]
     known = family(spec)
@@ -220,7 +237,11 @@ def make_plan(
     _check_number("warm-up epochs", warmup, at_least=0)
 
     shared = batches == "shared"
+    shares = shares or growth.shares
     relative = relative_epochs(schedule, steps, ratio)
+    if shares:
+        parts = zip(shares, models, flops, strict=True)
+        relative = [flops[0] * part / (number * cost) for part, number, cost in parts]
     assumed = quartered(flops[0], steps) if costs == "quarter" else flops
     per_image = cost_of_unit(models, relative, assumed)
 
@@ -259,11 +280,6 @@ def make_plan(
         batches=batches,
         stages=_stages(levels, models, wanted, flops, images, rounding, batch_size),
     )
-
-
-def levels_of(spec: ModelSpec, steps: int) -> list[ModelSpec]:
-    """Return the models of `steps` recursive halvings, target first."""
-    return [spec.scaled(0.5**level) for level in range(steps + 1)]
 
 
 def _of_levels(speeds: Speeds | None, levels: Sequence[ModelSpec]) -> Speeds:
@@ -308,14 +324,14 @@ def _stages(
                 f"step with a batch of {batch_size}",
                 "Use a larger budget, fewer steps, a smaller ratio, or a smaller --batch-size.",
             )
-        is_leaf = spec is levels[-1]
+        before = level + 1 < len(levels)
         stages.append(
             Stage(
                 level=level,
                 model=spec,
                 models=number,
-                parents=0 if is_leaf else PARENTS,
-                method="random" if is_leaf else "coupling",
+                parents=models[level + 1] // number if before else 0,
+                grown=changes(levels[level + 1], spec) if before else (),
                 epochs=run,
                 forward_flops=forward,
                 training_flops=number * training_flops(forward, run, images),
@@ -369,5 +385,7 @@ def _check_number(name: str, value: float, *, at_least: float, at_most: float = 
 
 @cache
 def _inexact(narrow: ModelSpec) -> tuple[str, ...]:
-    """Return the tensors that couple inexactly. Only shapes are needed, so no training is."""
-    return inexact_tensors(halves_layout(narrow.scaled(2)), build_meta(narrow))
+    """Return the tensors and operations that make the coupling inexact."""
+    structure = halves_structure(narrow.scaled(2))
+    check_conflicts(structure)
+    return tuple(structure.inexact)
