@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rbdc.errors import RbdcError
     from rbdc.experiments.compare import ComparisonSpec, compare
     from rbdc.experiments.train import Training, prepare, train
-    from rbdc.models import ModelSpec, build, export, load, spec_of
+    from rbdc.models import ModelSpec, build, export, load, narrow, spec_of
     from rbdc.plan import Plan, Stage, count_flops, forward_flops, make_plan
     from rbdc.runs.run import Run, Where, start
     from rbdc.settings import Cluster, Machine, Recipe, Request
@@ -20,7 +20,7 @@ _NAMES = {
     "plan": ("Plan", "Stage", "count_flops", "forward_flops", "make_plan"),
     "coupling": ("CouplingProof", "couple", "verify_coupling"),
     "errors": ("RbdcError",),
-    "models": ("ModelSpec", "build", "export", "load", "spec_of"),
+    "models": ("ModelSpec", "build", "export", "load", "narrow", "spec_of"),
     "data": ("DataSet", "open_data"),
     "settings": ("Cluster", "Machine", "Recipe", "Request"),
     "experiments.train": ("Training", "prepare", "train"),

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from rbdc import __version__
-from rbdc.commands import compare, couple, look, plan, reproduce, train, transfer
+from rbdc.commands import compare, couple, explain, look, plan, reproduce, train, transfer
 from rbdc.commands.options import Parser
 from rbdc.errors import Interrupted, RbdcError, nearest
 
@@ -22,8 +22,10 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "transfer": (transfer, "train detectors on trained backbones"),
     "status": (look, "show how far a run is"),
     "report": (look, "write a run as a page to look at"),
+    "doctor": (look, "verify a run's checksums, and repair it"),
     "export": (look, "write a run's model with its model card"),
     "couple": (couple, "couple two models into one of twice the width"),
+    "explain": (explain, "print how a model couples, and how exactly"),
 }
 """The module of each command, in which NAME_parser and NAME_command are, and its help."""
 

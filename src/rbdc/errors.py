@@ -13,8 +13,8 @@ class RbdcError(ValueError):
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem, remedy)
-        # the message of a library may have several lines
-        self.problem, self.remedy = " ".join(problem.splitlines()), remedy
+        # the message of a library may have several lines, and a file's name any characters
+        self.problem, self.remedy = printable(" ".join(problem.splitlines())), printable(remedy)
 
     def __str__(self) -> str:
         return f"{self.problem}\n{self.remedy}"
@@ -60,7 +60,15 @@ class Interrupted(Exception):  # noqa: N818 - not an error
     """The training was stopped on request and saved. The same command resumes it."""
 
 
+def printable(text: str) -> str:
+    """Return the text with escape codes, and whatever else a terminal may act on, spelled out."""
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
 def nearest(name: str, known: Iterable[str], *, most: int = 3) -> str:
     """Return "Did you mean a or b?", or an empty string if no known name is similar."""
-    close = get_close_matches(name, list(known), n=most)
+    close = get_close_matches(name[:100], list(known), n=most)  # its time grows with the length
     return f"Did you mean {' or '.join(close)}?" if close else ""

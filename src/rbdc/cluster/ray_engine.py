@@ -118,8 +118,7 @@ class RayEngine:
         try:
             speeds = ray.get(asked.remote(packed, measured))
         except ray.exceptions.RayError as error:
-            problem = f"a worker could not be checked: {' '.join(str(error).split())[-300:]}"
-            raise RunError(problem, "See Ray's logs on its node.") from None
+            raise _unchecked(error) from None
         if isinstance(speeds, RbdcError):
             raise speeds
         resources = job_resources(jobs, self.levels, self.cluster, nodes, speeds)

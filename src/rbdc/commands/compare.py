@@ -32,11 +32,17 @@ def compare_parser() -> Parser:
         help="additional budgets for standard training only, as a reference curve")  # fmt: skip
     add("--tune", nargs="+", metavar="LR", default=[], brief=False,
         help="learning rates to try for each protocol (default: no tuning)")  # fmt: skip
+    add("--tune-decay", nargs="+", metavar="X", default=[], brief=False,
+        help="starts of the learning rate's decay to try with each rate, as shares of the "
+        "training (default: the recipe's decay-start)")  # fmt: skip
+    add("--tune-split", type=float, default=0.1, brief=False,
+        help="share of the training images that tuning holds out, and tests on")  # fmt: skip
     add("--tune-budget", type=float, brief=False,
-        help="budget to tune the learning rate at (default: the largest of --budgets)")  # fmt: skip
+        help="budget to tune at (default: the largest of --budgets)")  # fmt: skip
     add("--json", action="store_true", help="print the summary as JSON")
     # A protocol says its steps and the budgets how much is spent, exactly: nothing is rounded.
-    decided = {*SPEND, "steps", "schedule", "costs", "rounding", "seed", "with_baseline"}
+    decided = {*SPEND, "steps", "schedule", "costs", "rounding", "seed", "with_baseline",
+               "baseline_budget"}  # fmt: skip
     add_training(parser, without=decided)
     add_run(parser, "compare-RECIPE")
     return parser
@@ -56,6 +62,8 @@ def compare_command(options: Namespace) -> None:
         standard_budgets=comma_separated_numbers("--standard-budgets", options.standard_budgets),
         seeds=options.seeds,
         tune=comma_separated_numbers("--tune", options.tune),
+        tune_decay=comma_separated_numbers("--tune-decay", options.tune_decay),
+        tune_split=options.tune_split,
         tune_budget=options.tune_budget,
     )
     output = options.output or Path("runs") / f"compare-{Path(name).stem}"
@@ -106,12 +114,12 @@ def show_comparison(
 
 
 def _print_result(output: Path, options: Namespace, console: Any) -> None:
-    from rbdc.disk import read_json
     from rbdc.jobs.layout import RESULT
+    from rbdc.jobs.records import read_run_result
     from rbdc.report.compare import comparison_table, save_comparison_plots
     from rbdc.report.page import REPORT, write_report
 
-    summary = read_json(output / RESULT)
+    summary = read_run_result(output / RESULT)
     if summary is None:
         return
     if options.json:

@@ -1,4 +1,4 @@
-"""`rbdc status`, `rbdc report`, `rbdc export`: what became of a run. They train nothing."""
+"""`rbdc status`, `report`, `doctor` and `export`: what became of a run. They train nothing."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rbdc.commands.console import make_console, show
 from rbdc.commands.options import Parser
-from rbdc.errors import RbdcError
+from rbdc.errors import RbdcError, printable
 
 
 def status_parser() -> Parser:
@@ -84,6 +84,39 @@ def _serve(folders: Sequence[Path], port: int) -> None:
         print(f"http://{server.server_address[0]!s}:{server.server_address[1]}  (Ctrl-C ends it)")
         sys.stdout.flush()
         server.serve_forever()
+
+
+def doctor_parser() -> Parser:
+    """Return the parser of `rbdc doctor`."""
+    parser = Parser(
+        description="Verify every checksum of a run, and say what is damaged and what that costs.",
+        epilog="rbdc doctor runs/demo",
+    )
+    add = parser.add
+    add("run", type=Path, help="folder of the run")
+    add("--repair", action="store_true",
+        help="remove what is damaged, so that the run's command computes it again")  # fmt: skip
+    return parser
+
+
+def doctor_command(options: Namespace) -> None:
+    """Print what is damaged in a run, and remove it if asked to."""
+    from rbdc.report.units import counted
+    from rbdc.runs.doctor import find_damage, repair
+
+    found = repair(options.run) if options.repair else find_damage(options.run)
+    for damage in found:
+        print(printable(f"{damage.problem}\n  {damage.remove} is removed by --repair"))
+        print(f"  computed again: {damage.cost}")
+    if not found:
+        print(f"{options.run}: nothing is damaged")
+    elif options.repair:
+        print(f"{counted(len(found), 'thing')} removed; give the run's command again")
+    else:
+        raise RbdcError(
+            f"{options.run}: {counted(len(found), 'thing')} damaged or missing",
+            "rbdc doctor RUN --repair removes them; the run's command then computes them again.",
+        )
 
 
 def export_parser() -> Parser:

@@ -10,7 +10,7 @@ from rbdc.commands.console import make_console, show
 from rbdc.commands.options import Parser, comma_separated_numbers, given_settings
 from rbdc.commands.speeds import add_speeds, check_speed_options
 from rbdc.errors import RbdcError
-from rbdc.settings import PLAN, SPEND, Machine, Request, read_recipe, split_settings
+from rbdc.settings import GROWTH, PLAN, SPEND, Machine, Request, read_recipe, split_settings
 
 if TYPE_CHECKING:
     from rbdc.cluster.allocation import ClusterPlan
@@ -30,14 +30,14 @@ def plan_parser() -> Parser:
     add = parser.add
     add("model", help="timm name of the target, the wide model")
     add("--images", type=int, default=IMAGENET_IMAGES,
-        help="number of training images, by default those of ImageNet-1K")  # fmt: skip
+        help="number of training images; ImageNet-1K has as many")  # fmt: skip
     add("--warmup-epochs", type=float, brief=False,
         help="epochs of warm-up (default 5 for ViTs, 2 for ResNets)")  # fmt: skip
     add("--json", action="store_true", help="print the plan as JSON")
     add("--plot", type=Path, metavar="FILE", help="draw the FLOPs of each level (.png, .svg, .pdf)")
     parser.add_settings("How much to spend (exactly one)", Request, only=SPEND, brief=SPEND)
-    of_plan = {*PLAN, "width", "img_size", "model_kwargs"} - {*SPEND}
-    brief = ("steps", "ratio", "baseline_epochs", "rounding")
+    of_plan = {*PLAN, *GROWTH, "width", "img_size", "model_kwargs"} - {*SPEND}
+    brief = ("steps", "grow", "ratio", "baseline_epochs", "rounding")
     parser.add_settings("What to train", Request, only=of_plan, brief=brief)
     _add_hours(parser)
     _add_cluster(parser)
@@ -77,7 +77,7 @@ def _add_cluster(parser: Parser) -> None:
 
 def plan_command(options: Namespace) -> None:
     """Print the plan, and draw what was asked for."""
-    from rbdc.plan import Hours, fewest_hours, hours_by_steps, make_plan
+    from rbdc.plan import Growth, Hours, fewest_hours, hours_by_steps, make_plan
     from rbdc.report.plan import save_plan_plot
 
     _check_options(options)
@@ -86,6 +86,7 @@ def plan_command(options: Namespace) -> None:
     hardware = _hardware(options)
     speeds = _speeds(model, request, options, hardware)
     planning = {name: getattr(request, name) for name in PLAN} | {
+        "growth": Growth.of(request),
         "warmup_epochs": options.warmup_epochs,
         "images": options.images,
         "batch_size": options.batch_size,
@@ -172,27 +173,19 @@ def _speeds(
     model: "ModelSpec", request: Request, options: Namespace, hardware: "Hardware"
 ) -> "Speeds | None":
     """Return the speeds of the levels that the plan may have; None if none are asked for."""
-    from rbdc.models import check_steps
-    from rbdc.plan import (
-        assumed_speeds,
-        check_equal_flops,
-        forward_flops,
-        levels_of,
-        most_steps,
-        table_speeds,
-    )
+    from rbdc.plan import Growth, assumed_speeds, check_equal_flops, forward_flops, table_speeds
 
+    growth = Growth.of(request)
     if request.steps == "auto":
         check_equal_flops(request.budget, request.total_flops)
-    steps = most_steps(model) if request.steps == "auto" else request.steps
+    steps = growth.most_steps(model) if request.steps == "auto" else request.steps
     given = comma_separated_numbers("--images-per-second", options.images_per_second)
     measures = options.measure or options.measure_again
     if not (measures or options.speeds or given):
         if request.steps == "auto":
             raise RbdcError("--steps auto needs the training speed of each level", SOURCES)
         return None
-    check_steps(model, steps)
-    levels = levels_of(model, steps)
+    levels = growth.levels(model, steps)
     if options.speeds:
         return table_speeds(options.speeds, levels, loader=options.loader)
     if measures:
@@ -216,10 +209,16 @@ def _measured(levels: "list[ModelSpec]", options: Namespace) -> "Speeds":
 
     given = {"batch_size": options.batch_size, "amp": options.amp}
     _, recipe = split_settings(read_recipe(family(levels[0]).recipe), given)
-    image = image_format(levels[0], recipe, imagenet_outline())
+    data = imagenet_outline()
     tasks = [
         Task(
-            model=level, recipe=recipe, image=image, epochs=1, seed=0, data_seed=0, warmup_epochs=0
+            model=level,
+            recipe=recipe,
+            image=image_format(level, recipe, data),
+            epochs=1,
+            seed=0,
+            data_seed=0,
+            warmup_epochs=0,
         )
         for level in levels
     ]

@@ -9,7 +9,7 @@ from rbdc.commands.common import add_run, add_weight_files, joined
 from rbdc.commands.console import make_console
 from rbdc.commands.options import Parser, given_settings
 from rbdc.errors import RbdcError
-from rbdc.settings import DetectionRecipe, read_detection_recipe
+from rbdc.settings import DetectionRecipe, read_detection_recipe, with_unit
 
 if TYPE_CHECKING:
     from rbdc.runs.run import Where
@@ -127,7 +127,7 @@ def _introduce(transfer: "Transfer", name: str, output: Path, chosen: list[str])
         )
     print(
         f"recipe {name}: {recipe.opt}, learning rate {recipe.lr:.3g} at a batch of "
-        f"{recipe.batch_size}, {recipe.epochs:g} epochs, short side {recipe.min_size} px\n"
+        f"{recipe.batch_size}, {with_unit(recipe.epochs)}, short side {recipe.min_size} px\n"
         + "".join(f"{line}\n" for line in chosen)
         + f"output {output}\n"
     )

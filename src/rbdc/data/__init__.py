@@ -8,7 +8,7 @@ from rbdc.data.batches import (
     check_batch_size,
     check_image_size,
 )
-from rbdc.data.images import DataSet, ImageSet, ImageSource, memory_data
+from rbdc.data.images import DataSet, ImageSet, ImageSource, hold_out, memory_data
 from rbdc.data.randomness import derive_seed
 from rbdc.data.small import embedded
 from rbdc.data.sources import open_data

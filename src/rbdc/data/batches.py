@@ -7,8 +7,8 @@ global batch would be.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import prod
 from typing import Any
 
@@ -16,7 +16,8 @@ import PIL
 import timm
 import torch
 import torchvision
-from torch import Tensor
+from torch import Tensor, nn
+from torchvision.transforms.v2.functional import resize
 
 from rbdc.data.augment import (
     BatchChanges,
@@ -48,6 +49,8 @@ class Batch:
     decoded: int = 0
     """Images that this process decoded since the batch before: 0 if all were in memory, or another
     process decoded them; more than the batch has if some were decoded in advance."""
+    outputs: dict[nn.Module, Tensor] = field(default_factory=dict, init=False, repr=False)
+    """Outputs of models that do not train: computed once for all trainings on this batch."""
 
 
 def micro_batch_positions(batch_size: int, count: int, index: int) -> Tensor:
@@ -93,13 +96,18 @@ class TrainingBatches:
         if isinstance(data.train, ImageSet) and settings.batched:
             check_image_size(data.train, image)
 
-    def from_step(self, start: int, stop: int) -> Iterator[list[Batch]]:
-        """Yield this process's micro-batches of each step from `start` to `stop` (exclusive)."""
+    def from_step(
+        self, start: int, stop: int, stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[list[Batch]]:
+        """Yield this process's micro-batches of each step from `start` to `stop` (exclusive).
+
+        Once `stopped` returns True, other processes are not waited for.
+        """
         train = self.data.train
         if isinstance(train, ImageSet) and self.settings.batched:
             read = self._in_memory(train, start, stop)
         else:
-            read = self._decoded(start, stop)
+            read = self._decoded(start, stop, stopped)
         for step in range(start, stop):
             yield [self._finish(step, positions, *next(read)) for positions in self.positions]
 
@@ -111,9 +119,10 @@ class TrainingBatches:
             for positions in self.positions:
                 chosen = order[positions]
                 images = windows.batch(chosen, positions, self.batch_size, *self._key(step))
+                images = reduced(images, self.image)
                 yield images, labels[chosen.to(self.device)], chosen, 0
 
-    def _decoded(self, start: int, stop: int) -> Iterator[Pixels]:
+    def _decoded(self, start: int, stop: int, stopped: Callable[[], bool]) -> Iterator[Pixels]:
         samples = Samples(
             self.data.train,
             TrainingTransform(self.settings, self.image),
@@ -122,7 +131,7 @@ class TrainingBatches:
             self.seed,
             bool(self.settings.aa),
         )
-        member = self._join(start) if self.share else None
+        member = self._join(start, stopped) if self.share else None
         stream = Stream(
             samples=samples,
             order=self.order,
@@ -144,7 +153,7 @@ class TrainingBatches:
             if member:
                 member.leave()
 
-    def _join(self, step: int) -> Membership | None:
+    def _join(self, step: int, stopped: Callable[[], bool]) -> Membership | None:
         """Meet the processes on this machine that need the same batches."""
         try:
             folder = find_folder(self.content())
@@ -154,7 +163,8 @@ class TrainingBatches:
         if folder is None:
             return None
         size = sum(map(len, self.positions)) * prod(self.image.shape)
-        return Membership(folder, position=step, window=window(size, PREFETCHED * self.workers))
+        ahead = window(size, PREFETCHED * self.workers)
+        return Membership(folder, position=step, window=ahead, stopped=stopped)
 
     def content(self) -> list[Any]:
         """Return all that the decoded images of each step depend on."""
@@ -214,14 +224,10 @@ class EvaluationBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         test, image = self.test, self.image
-        if (  # the transform would leave the images in memory unchanged
-            isinstance(test, ImageSet)
-            and test.images.shape[1:] == image.shape
-            and image.crop_pct == 1.0
-        ):
+        if isinstance(test, ImageSet) and _fits(test, image) and image.crop_pct == 1.0:
             for batch in self.batches:
-                labels = test.labels[batch].tolist()
-                yield self._batch(Read(images=test.images[batch], labels=labels, indices=batch))
+                labels, images = test.labels[batch].tolist(), reduced(test.images[batch], image)
+                yield self._batch(Read(images=images, labels=labels, indices=batch))
             return
         if self._cached is not None:
             for read in self._cached:
@@ -276,11 +282,27 @@ def check_batch_size(images: int, batch_size: int, micro_batches: int, *, mixes:
         )
 
 
+def reduced(images: Tensor, image: ImageFormat) -> Tensor:
+    """Return uint8 images of the model's size: of stages of low resolution they are too large."""
+    size = [image.height, image.width]
+    if [*images.shape[-2:]] == size:
+        return images
+    smaller: Tensor = resize(images, size, antialias=True)
+    return smaller
+
+
+def _fits(images: ImageSet, image: ImageFormat) -> bool:
+    """Return whether images in memory have the model's channels and are not too small for it."""
+    channels, height, width = images.images.shape[1:]
+    same = height * image.width == width * image.height  # the same aspect ratio
+    return channels == image.channels and height >= image.height and same
+
+
 def check_image_size(images: ImageSet, image: ImageFormat) -> None:
-    """Refuse images in memory whose shape is not the model's input shape."""
-    found, wanted = tuple(images.images.shape[1:]), image.shape
-    if found != wanted:
+    """Refuse images in memory that are smaller than the model's input, or of another shape."""
+    if not _fits(images, image):
+        found = tuple(images.images.shape[1:])
         raise DataError(
-            f"images are {found} (channels, height, width) and the model takes {wanted}",
+            f"images are {found} (channels, height, width) and the model takes {image.shape}",
             "Build the model for the images (--img-size, in_chans), or set a scale to resize them.",
         )

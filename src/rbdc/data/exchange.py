@@ -8,7 +8,8 @@ neither locked nor complete is free to be decoded.
 
 Nothing here can change a batch. A process that cannot share (nobody else is there, the memory is
 full, another process is stopped) decodes the batch itself. Nor can processes block each other for
-ever: who has locked a batch decodes it without waiting, and every wait has a limit.
+ever: who has locked a batch decodes it without waiting, and every wait has a limit. A process that
+is asked to stop waits for nobody: it decodes the batch of its last step itself.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ import stat
 import struct
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -30,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rbdc.errors import DataError
+from rbdc.errors import DataError, RbdcError
 
 fcntl: Any
 try:
@@ -46,6 +48,7 @@ Following = Callable[[], Iterable[Request]]
 MEMORY = Path("/dev/shm")
 PATIENCE = (60.0, 300.0)  # least and most seconds to wait for a member that is a window behind
 PATIENCE_SHARE = 0.05  # between the two: this share of the session so far
+STOP_SECONDS = 0.2  # between two looks whether this process is asked to stop
 SILENCE = 5.0  # least seconds to wait for a process that decodes a batch
 WINDOW_BYTES = 256 << 20  # batches that members may be apart, if they are at least 4 and at most 64
 FREE_SHARE = 0.25  # of the shared memory, left to others: torch's data workers need it, too
@@ -95,16 +98,29 @@ if hasattr(os, "register_at_fork"):
 
 
 class Membership:
-    """This process's place among those that share batches, from its creation to `leave`."""
+    """This process's place among those that share batches, from its creation to `leave`.
 
-    def __init__(self, folder: Path, *, position: int, window: int) -> None:
+    Once `stopped` returns True, this process waits for no other member, and no other for it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        position: int,
+        window: int,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.folder, self.window = folder, window
         self.name = f"member-{os.getpid()}-{token_hex(4)}"
         for other in folder.parent.iterdir():
             _clear(other)  # what killed processes left
         self._file = self._join()
         _held.add(self._file)
+        self._left, self._lock = threading.Event(), threading.RLock()
         self.move(position)
+        # The main thread may wait in torch's DataLoader, so another one looks.
+        threading.Thread(target=self._watch, args=(stopped,), daemon=True).start()
 
     def _join(self) -> int:
         while True:
@@ -119,14 +135,29 @@ class Membership:
 
     def move(self, position: int) -> None:
         """Announce that the training is at step `position`; it needs no batch before."""
-        with suppress(OSError):  # the memory is full
-            os.pwrite(self._file, _MEMBER.pack(position, self.window), 0)
+        with self._lock, suppress(OSError):  # the memory is full
+            if not self._left.is_set():
+                os.pwrite(self._file, _MEMBER.pack(position, self.window), 0)
+
+    def _watch(self, stopped: Callable[[], bool]) -> None:
+        """Take this process out of the members when it is asked to stop."""
+        while not self._left.wait(STOP_SECONDS):
+            try:
+                asked = stopped()
+            except RbdcError:  # raised again where the training asks
+                asked = True
+            if asked:
+                self.window = -1
+                self.move(-1)
+                return
 
     def leave(self) -> None:
         """Stop sharing, and remove the folder if this is the last member."""
         if self._file in _held:  # not in a forked process
-            _held.remove(self._file)
-            os.close(self._file)
+            with self._lock:
+                self._left.set()
+                _held.remove(self._file)
+                os.close(self._file)
             with suppress(OSError):
                 (self.folder / self.name).unlink()
             _clear(self.folder)
@@ -147,7 +178,7 @@ def _clear(folder: Path) -> None:
 class _Member:
     position: int
     window: int
-    """Steps that this member may be ahead of others; negative while it joins."""
+    """Steps that this member may be ahead of others; negative while it joins or stops."""
 
     def needs(self, step: int) -> bool:
         """Return whether this member will read the batches of a step, and soon."""

@@ -1,6 +1,5 @@
 """Images on disk, decoded on demand: class folders and tar shards."""
 
-import json
 import os
 import re
 import tarfile
@@ -14,6 +13,7 @@ from zlib import crc32
 from PIL import Image
 
 from rbdc.data.images import DataSet, ImageSource, check_splits, listed_fingerprint
+from rbdc.disk import Json, check_shape, open_file, parse_json, read_bytes
 from rbdc.errors import DataError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
@@ -24,6 +24,8 @@ _ENDS = {  # first bytes of a format: last bytes of a complete file
     b"\xff\xd8": b"\xff\xd9",  # JPEG
     b"\x89P": b"IEND\xaeB`\x82",  # PNG
 }
+MOST_CLASSES = 10**6
+_MOST_LABEL = 2**20  # bytes of a member that holds a label
 _LOOK = 256  # bytes at both ends of a file that are read when the data set is opened
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # WebDataset: the key ends at the first dot
 
@@ -61,7 +63,7 @@ def locate_image(
     """
     head = tail = b""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size if size is None else size
             ends = min(size, _LOOK)
             file.seek(offset)
@@ -70,6 +72,8 @@ def locate_image(
             tail = file.read(ends)
     except OSError:
         size = size or 0
+    except ValueError as error:
+        raise DataError(f"{path} cannot be read: {error}", "Remove it.") from None
     end = _ENDS.get(head[:2])
     return ImageLocation(
         path=path,
@@ -174,7 +178,7 @@ def shards(root: Path, found: tuple[list[Path], list[Path]]) -> DataSet:
     splits = [_index(paths) for paths in found]
     count = 1 + max((label for split in splits for _, label in split), default=-1)
     listed = root / "classes.txt"
-    names = tuple(listed.read_text().strip().splitlines()) if listed.exists() else ()
+    names = _class_names(listed) if listed.exists() else ()
     if names and len(names) < count:
         raise DataError(
             f"{listed} names {len(names)} classes, but label {count - 1} occurs",
@@ -183,12 +187,19 @@ def shards(root: Path, found: tuple[list[Path], list[Path]]) -> DataSet:
     return _data(root, splits, names or tuple(map(str, range(count))))
 
 
+def _class_names(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(read_bytes(path).decode().strip().splitlines())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}", "Write one class per line.") from None
+
+
 def _index(paths: Iterable[Path]) -> _Labelled:
     found: _Labelled = []
     for path in paths:
         try:
             images, known = _read_shard(path)
-        except (tarfile.TarError, OSError) as error:
+        except (tarfile.TarError, OSError, ValueError) as error:
             raise DataError(f"{path} is not a readable shard: {error}", "Write it again.") from None
         for key, location in images.items():
             if key not in known:
@@ -203,7 +214,7 @@ def _read_shard(path: Path) -> tuple[dict[str, ImageLocation], dict[str, int]]:
     """Return the images and the labels of a shard, by key. Other members are ignored."""
     images: dict[str, ImageLocation] = {}
     labels: dict[str, int] = {}
-    with tarfile.open(path, "r:") as archive:
+    with open_file(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
             match = _MEMBER.fullmatch(member.name)
             if not match or not member.isfile():
@@ -214,15 +225,29 @@ def _read_shard(path: Path) -> tuple[dict[str, ImageLocation], dict[str, int]]:
                     path, offset=member.offset_data, size=member.size, member=member.name
                 )
             elif extension in ("cls", "json"):
-                content = cast(IO[bytes], archive.extractfile(member)).read()
+                content = cast(IO[bytes], archive.extractfile(member)).read(_MOST_LABEL)
                 try:
-                    if extension == "cls":
-                        labels[key] = int(content)
-                    elif (facts := json.loads(content)).get("label") is not None:
-                        labels.setdefault(key, int(str(facts["label"])))  # NAME.cls has precedence
-                except (ValueError, AttributeError):
+                    if (label := _label(content, extension)) is None:
+                        continue
+                except ValueError:
                     raise DataError(
                         f"{path}:{member.name} holds no label: {content[:40]!r}",
-                        "Write a whole number.",
+                        f"Write a whole number from 0 to {MOST_CLASSES:,}.",
                     ) from None
+                if extension == "cls" or key not in labels:  # NAME.cls has precedence
+                    labels[key] = label
     return images, labels
+
+
+def _label(content: bytes, extension: str) -> int | None:
+    """Return the label in a member of a shard; None if it is a JSON object without one."""
+    if extension == "cls":
+        label = int(content)
+    else:
+        facts = check_shape(parse_json(content), Json, "it", DataError, "")
+        if facts.get("label") is None:
+            return None
+        label = int(str(facts["label"]))
+    if label > MOST_CLASSES:
+        raise ValueError(f"{label} is no index of a class")
+    return label

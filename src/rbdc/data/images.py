@@ -3,12 +3,14 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from PIL import Image
 from torch import Tensor
 
+from rbdc.data.randomness import generator
 from rbdc.errors import DataError
 
 
@@ -110,6 +112,30 @@ def memory_data(name: str, train: ImageSet, test: ImageSet) -> DataSet:
     check_splits(name, train, test, len(classes))
     found = digest.hexdigest()
     return DataSet(name=name, train=train, test=test, class_names=classes, fingerprint=found)
+
+
+def hold_out(data: DataSet, share: float) -> DataSet:
+    """Return the training images in two parts, one to train on and one to test on.
+
+    The test images are left out: what is chosen by such a test has not seen them.
+    """
+    count = len(data.train)
+    order = torch.randperm(count, generator=generator(0, "hold out")).tolist()
+    tested = min(count - 1, max(1, round(share * count)))
+    parts = (sorted(order[tested:]), sorted(order[:tested]))
+    train, test = (some_images(data.train, indices) for indices in parts)
+    return replace(
+        data, train=train, test=test, fingerprint=f"{data.fingerprint}, {tested} held out"
+    )
+
+
+def some_images(source: ImageSource, indices: Sequence[int]) -> ImageSource:
+    """Return the images that have these indices."""
+    if isinstance(source, ImageSet):
+        chosen = torch.tensor(indices)
+        return replace(source, images=source.images[chosen], labels=source.labels[chosen])
+    labels = tuple(int(source.labels[index]) for index in indices)
+    return SomeImages(source=source, indices=tuple(indices), labels=labels)
 
 
 def listed_fingerprint(class_names: Sequence[str], lines: Sequence[str]) -> str:

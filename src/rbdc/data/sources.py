@@ -15,10 +15,10 @@ from rbdc.data.images import (
     DataSet,
     ImageSet,
     ImageSource,
-    SomeImages,
     check_splits,
     listed_fingerprint,
     memory_data,
+    some_images,
 )
 from rbdc.data.small import cifar, embedded, fashion_mnist, has_cifar, has_fashion_mnist
 from rbdc.errors import DataError, nearest
@@ -117,11 +117,8 @@ def _bad_images(source: ImageSource, every: bool) -> list[int]:
     return bad
 
 
-def _without(source: ImageSource, bad: Sequence[int]) -> SomeImages:
-    kept = tuple(sorted(set(range(len(source))) - set(bad)))
-    return SomeImages(
-        source=source, indices=kept, labels=tuple(int(source.labels[index]) for index in kept)
-    )
+def _without(source: ImageSource, bad: Sequence[int]) -> ImageSource:
+    return some_images(source, sorted(set(range(len(source))) - set(bad)))
 
 
 def _decoded(data: DataSet) -> DataSet:

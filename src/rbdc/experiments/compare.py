@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from rbdc.data import DataSet
+from rbdc.data import DataSet, hold_out
 from rbdc.errors import PlanError, RbdcError, TrainingError
 from rbdc.experiments.results import TUNING_SEED, Entry, row_of, summary_of, unique
 from rbdc.experiments.setting import make_setting
@@ -38,6 +38,10 @@ class ComparisonSpec:
     seeds: int = 3
     tune: tuple[float, ...] = ()
     """Learning rates to try for each protocol, the same for all; empty: the recipe's rate."""
+    tune_decay: tuple[float, ...] = ()
+    """Starts of the learning rate's decay to try with each rate; empty: the recipe's."""
+    tune_split: float = 0.1
+    """Share of the training images that tuning holds out, and tests on."""
     tune_budget: float | None = None
     """Budget of the trials that tune; None: the largest budget."""
 
@@ -46,6 +50,12 @@ class ComparisonSpec:
         if repeated or not self.protocols:
             raise PlanError(
                 f"protocols are {', '.join(self.protocols) or 'none'}", "Name each of them once."
+            )
+        if not 0 < self.tune_split < 1 or any(not 0 <= start < 1 for start in self.tune_decay):
+            raise PlanError(
+                f"tuning holds out {self.tune_split:g} of the images and tries decays from "
+                f"{', '.join(f'{start:g}' for start in self.tune_decay) or 'the recipe'}",
+                "Hold out a share between 0 and 1; decays start from 0 to below 1.",
             )
         numbers = (*self.budgets, *self.standard_budgets, *self.tune, self.tune_budget or 1.0)
         wrong = [number for number in numbers if not (number > 0 and isfinite(number))]
@@ -70,17 +80,18 @@ class Comparison:
     request: Request
     setting: Setting
     protocols: Mapping[str, Protocol]
-    rates: Mapping[str, float] = field(default_factory=dict)
-    """Learning rates that tuning found, by protocol; without one, the recipe's."""
+    best: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Learning rate and start of its decay that tuning found, by protocol; else the recipe's."""
     published: Mapping[str, float] = field(default_factory=dict)
     """What others have reported, by 'protocol budget'."""
 
     @cached_property
     def entries(self) -> list[Entry]:
         """Every protocol, budget and seed, at the learning rate of the protocol."""
-        spec, rate = self.spec, self.setting.recipe.learning_rate
+        spec, recipe = self.spec, self.setting.recipe
+        own = recipe.learning_rate, recipe.decay_start
         return [
-            self._entry(protocol, budget, seed, self.rates.get(protocol, rate))
+            self._entry(self.setting, protocol, budget, seed, *self.best.get(protocol, own))
             for budget in dict.fromkeys((*spec.budgets, *spec.standard_budgets))
             for seed in range(spec.seeds)
             for protocol in self.protocols
@@ -89,20 +100,37 @@ class Comparison:
 
     @cached_property
     def tuning(self) -> list[Entry]:
-        """Every protocol at every learning rate, with a seed that no result has."""
-        budget = self.spec.tune_budget or max(self.spec.budgets)
+        """Every protocol at every learning rate and start of its decay, on held-out images.
+
+        They have a seed that no result has.
+        """
+        spec, recipe = self.spec, self.setting.recipe
+        if not self.tunes:
+            return []
+        setting = replace(self.setting, data=hold_out(self.setting.data, spec.tune_split))
+        budget = spec.tune_budget or max(spec.budgets)
         return [
-            self._entry(protocol, budget, TUNING_SEED, rate)
-            for rate in self.spec.tune
+            self._entry(setting, protocol, budget, TUNING_SEED, rate, start)
+            for rate in spec.tune or (recipe.learning_rate,)
+            for start in spec.tune_decay or (recipe.decay_start,)
             for protocol in self.protocols
         ]
 
-    def _entry(self, protocol: str, budget: float, seed: int, lr: float) -> Entry:
-        recipe = self.setting.recipe
-        if lr != recipe.learning_rate:
-            recipe = replace(recipe, lr=lr)
-        trial = self.protocols[protocol].trial(replace(self.setting, recipe=recipe), budget, seed)
-        return Entry(protocol=protocol, budget=budget, seed=seed, trial=trial, lr=lr)
+    @property
+    def tunes(self) -> bool:
+        """Return whether anything is tuned."""
+        return bool(self.spec.tune or self.spec.tune_decay)
+
+    def _entry(
+        self, setting: Setting, protocol: str, budget: float, seed: int, lr: float, start: float
+    ) -> Entry:
+        recipe = setting.recipe
+        if (lr, start) != (recipe.learning_rate, recipe.decay_start):
+            recipe = replace(recipe, lr=lr, decay_start=start)
+        trial = self.protocols[protocol].trial(replace(setting, recipe=recipe), budget, seed)
+        return Entry(
+            protocol=protocol, budget=budget, seed=seed, trial=trial, lr=lr, decay_start=start
+        )
 
     @property
     def planned(self) -> list[Entry]:
@@ -138,20 +166,20 @@ class Comparison:
         )
 
     def tuned(self, output: Path) -> "Comparison":
-        """Return the comparison with each protocol at the best of the rates tried in `output`."""
-        store, rates = Store(output / JOBS), {}
+        """Return the comparison with each protocol at the best of what was tried in `output`."""
+        store, found = Store(output / JOBS), {}
         for protocol in self.protocols:
             mine = [entry for entry in self.tuning if entry.protocol == protocol]
             rows = [row_of(entry, self.setting, store) for entry in mine]
             known = [row for row in rows if row["score"] is not None]
             if not known:
                 raise TrainingError(
-                    f"{protocol} failed at every learning rate of {self.spec.tune}",
+                    f"{protocol} failed at every learning rate that was tried",
                     "Try lower ones.",
                 )
             best = find_metric(known[0]["metric"]).best(known, lambda row: float(row["score"]))
-            rates[protocol] = best["lr"]
-        return replace(self, rates=rates)
+            found[protocol] = best["lr"], best["decay_start"]
+        return replace(self, best=found)
 
 
 def run_comparison(
@@ -166,7 +194,7 @@ def run_comparison(
     With tuning there are two rounds, because rates follow from results. `expect` is told which
     nodes come in each. Trainings that fail (a loss that is not finite) are missing in the result.
     """
-    if comparison.spec.tune:
+    if comparison.tunes:
         tuning = comparison.run(comparison.tuning)
         expect(tuning.nodes)
         execute(tuning, output, where, watch)

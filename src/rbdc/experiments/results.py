@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rbdc.disk import read_json, write_text
+from rbdc.disk import write_text
 from rbdc.experiments.statistics import statistics_of
 from rbdc.growth import Setting, Trial
 from rbdc.jobs.job import Node
 from rbdc.jobs.layout import JOBS, RESULT
+from rbdc.jobs.records import read_run_result
 from rbdc.jobs.store import Store
 from rbdc.jobs.train import TrainJob
 
@@ -22,18 +23,20 @@ ROWS, TABLE = "results.jsonl", "results.csv"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One trial: a protocol at a budget with a seed and a learning rate."""
+    """One trial: a protocol at a budget with a seed, a learning rate and a start of its decay."""
 
     protocol: str
     budget: float
     seed: int
     trial: Trial
     lr: float
+    decay_start: float
 
     @property
     def named_nodes(self) -> Iterator[Node]:
         """The trial's nodes, with names that say which trial they belong to."""
-        trial = f"lr {self.lr:g}" if self.seed == TUNING_SEED else f"seed {self.seed}"
+        tried = f"lr {self.lr:g}, decay from {self.decay_start:g}"
+        trial = tried if self.seed == TUNING_SEED else f"seed {self.seed}"
         for node in self.trial.nodes:
             yield replace(node, name=f"{self.protocol} {self.budget:.3g} {trial}: {node.name}")
 
@@ -75,6 +78,7 @@ def row_of(entry: Entry, setting: Setting, store: Store) -> dict[str, Any]:
         "budget": entry.budget,
         "seed": entry.seed,
         "lr": entry.lr,
+        "decay_start": entry.decay_start,
         "metric": metric,
         "score": score,
         "best_score": result.get("best", {}).get(metric, score),
@@ -107,7 +111,7 @@ def summary_of(
     asked = {(row["protocol"], row["budget"], row["seed"]) for row in rows}
     rows += [
         row
-        for row in (read_json(output / RESULT) or {}).get("rows", [])
+        for row in (read_run_result(output / RESULT) or {}).get("rows", [])
         if (row["protocol"], row["budget"], row["seed"]) not in asked
     ]
     found = statistics_of(rows)

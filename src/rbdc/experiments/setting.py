@@ -9,7 +9,7 @@ from rbdc.errors import RecipeError
 from rbdc.growth import Setting
 from rbdc.jobs.ways import WORTH_MEASURING, measure_ways
 from rbdc.models import ModelSpec, family
-from rbdc.plan import Stage
+from rbdc.plan import Growth, Stage
 from rbdc.runs.record import read_record
 from rbdc.runs.run import Where, settle
 from rbdc.settings import Recipe, Request
@@ -44,6 +44,7 @@ def make_setting(
         recipe=recipe,
         data=data,
         baseline_epochs=family(spec).baseline_epochs if baseline is None else baseline,
+        growth=Growth.of(request),
         ratio=request.ratio,
         counter=request.counter,
         transition=request.transition,
@@ -97,7 +98,7 @@ def choose_fused(
         if stage.models > 1 and (request.fuse == "on" or updates >= WORTH_MEASURING):
             size = _fused_size(setting, stage, request.fuse, where)
             if size > 1:
-                sizes[f"{stage.width:g}"] = size
+                sizes[str(stage.level)] = size
     return replace(setting, fused=sizes)
 
 

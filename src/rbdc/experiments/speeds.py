@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rbdc.growth import Setting
 from rbdc.jobs.speeds import measured_speeds
-from rbdc.plan import Speeds, check_equal_flops, levels_of, most_steps, table_speeds
+from rbdc.plan import Speeds, check_equal_flops, table_speeds
 from rbdc.runs.record import read_record
 from rbdc.settings import Machine, Request
 
@@ -30,11 +30,12 @@ def speeds_of(
         record = read_record(output) if output else None
         if record and (known := record["identity"].get("speeds")):
             return Speeds.from_json(known)
+        levels = setting.growth.levels(setting.model, steps)
         if table:
-            return table_speeds(table, levels_of(setting.model, steps), loader=loader)
+            return table_speeds(table, levels, loader=loader)
         tasks = [
             setting.training("target", 0, setting.baseline_epochs, model=model).task
-            for model in levels_of(setting.model, steps)
+            for model in levels
         ]
         return measured_speeds(
             tasks, machine or Machine(), teacher=setting.teacher, again=again, loader=loader
@@ -47,6 +48,6 @@ def levels_to_time(request: Request, setting: Setting) -> int | None:
     """Return how many halvings need a speed; None if the plan needs none."""
     if request.steps == "auto":
         check_equal_flops(request.budget, request.total_flops)
-        return most_steps(setting.model)
+        return setting.growth.most_steps(setting.model)
     in_hours = request.budget_hours is not None or request.budget_time is not None
     return request.steps if in_hours else None

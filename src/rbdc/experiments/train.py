@@ -84,7 +84,7 @@ class Training:
             "planned_flops": self.plan.training_flops,
             "normalized_flops": spent / self.plan.baseline_flops,
             "seconds": _sum(mine, "device_seconds"),
-            "relative_time": summary["lines"][0]["relative_time"],  # None without standard training
+            **_relative(results.get(Standard.name), spent, _sum(mine, "device_seconds")),
             "timm_loads": timm_builds(self.setting.model),
             "nodes": results,
             **{entry.protocol: results[entry.protocol] for entry in self.entries[1:]},
@@ -95,6 +95,15 @@ class Training:
         folder = Store(output / JOBS).folder(self.tree.target.job)
         trained = folder / (AVERAGE if (folder / AVERAGE).exists() else MODEL)
         copy_model(trained, output / MODEL, record={"run": result})
+
+
+def _relative(standard: Result | None, flops: float, seconds: float) -> dict[str, float | None]:
+    """Return the tree's cost over that of standard training beside it; None without one."""
+    costs = {"flops": (flops, "training_flops"), "time": (seconds, "device_seconds")}
+    return {
+        f"relative_{name}": own / standard[key] if standard and standard.get(key) else None
+        for name, (own, key) in costs.items()
+    }
 
 
 def _sum(results: Iterable[Mapping[str, Any]], name: str) -> float:
@@ -128,18 +137,22 @@ def prepare(
         by_steps = _by_steps(request, setting, speeds)
         steps = fewest_hours(by_steps)
     protocol = _protocol(request, setting, steps, request.rounding, speeds)
+    protocol.check(setting)
     plan = protocol.plan(setting, request.budget)
     setting = choose_fused(setting, request, plan.stages, where, output)
     trials = {protocol.name: protocol.tree(setting, plan, request.seed)}
-    if request.with_baseline:  # standard training for exactly the FLOPs of the whole tree
-        trials[Standard.name] = Standard().trial(setting, plan.normalized_flops, request.seed)
+    budgets = {protocol.name: plan.normalized_flops}
+    if request.with_baseline:  # by default for exactly the FLOPs of the whole tree
+        budgets[Standard.name] = request.baseline_budget or plan.normalized_flops
+        trials[Standard.name] = Standard().trial(setting, budgets[Standard.name], request.seed)
     entries = tuple(
         Entry(
             protocol=name,
-            budget=plan.normalized_flops,
+            budget=budgets[name],
             seed=request.seed,
             trial=trial,
             lr=recipe.learning_rate,
+            decay_start=recipe.decay_start,
         )
         for name, trial in trials.items()
     )

@@ -15,7 +15,7 @@ from rbdc.jobs.method import GrowthContext, Method, Parent
 from rbdc.jobs.train import TrainJob, bytes_of
 from rbdc.models import ModelSpec, load
 from rbdc.plan import forward_flops, training_flops
-from rbdc.training import evaluate
+from rbdc.training import evaluate, images_for
 from rbdc.training.checkpoint import read_state, write_state
 from rbdc.training.machine import torch_device
 from rbdc.training.objective import Objective
@@ -91,7 +91,7 @@ class GrowJob(QuickJob):
         grown = self.method.grow(parents, self.model, self._context(context, device))
         test = EvaluationBatches(
             self.parents[0].data,
-            self.parents[0].task.image,
+            images_for(self.model, self.parents[0].task.image),
             batch_size=256,
             part=(world.size, world.rank),
             device=device,

@@ -30,7 +30,7 @@ from rbdc.training.checkpoint import common_step
 if TYPE_CHECKING:
     from rbdc.jobs.ways import Way
 
-FORMAT = 4  # of what jobs leave in their folders; another number makes other keys
+FORMAT = 5  # of what jobs leave in their folders; another number makes other keys
 PROGRESS_SECONDS = 2.0  # between two writes of progress.json
 
 

@@ -15,10 +15,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, NotRequired, cast
 
-from rbdc.errors import RunError
+from pydantic import AfterValidator, Field, with_config
+from typing_extensions import TypedDict
+
+from rbdc.disk import SHAPE, Json, read_json
+from rbdc.errors import RunError, printable
 from rbdc.jobs.layout import LOCK
+
+
+@with_config(SHAPE)
+class Holder(TypedDict):
+    """The content of a lock file."""
+
+    host: Annotated[str, AfterValidator(printable)]
+    pid: Annotated[int, Field(ge=1, lt=2**31)]
+    since: NotRequired[str]
 
 
 @contextmanager
@@ -40,7 +53,7 @@ def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
                     "Choose a folder on a file system with locks (NFS 4, or Lustre with flock).",
                 ) from None
             raise RunError(
-                f"{folder} is in use by another run: {_describe(file.name)}",
+                f"{folder} is in use by another run: {_describe(folder / LOCK)}",
                 "Wait for it or stop it, or choose another folder.",
             ) from None
         if shared:
@@ -56,35 +69,31 @@ def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
             file.truncate(0)
 
 
-def holder(folder: Path) -> dict[str, Any] | None:
+def holder(folder: Path) -> Json | None:
     """Return the host, process id and start of the folder's exclusive holder, or None."""
-    try:
-        who = _content((folder / LOCK).read_text())
-    except OSError:
-        return None
-    if who.get("host") == socket.gethostname() and not _is_alive(who.get("pid")):
+    who = _content(folder / LOCK)
+    if who and who["host"] == socket.gethostname() and not _is_alive(who["pid"]):
         return None  # the process was killed
-    return who or None
+    return who
 
 
-def _is_alive(pid: Any) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, TypeError, ValueError):
+        os.kill(pid, 0)
+    except ProcessLookupError:
         return False
     except PermissionError:  # a process of another user
         return True
     return True
 
 
-def _content(text: str) -> dict[str, Any]:
+def _content(path: Path) -> Json | None:
     try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return cast(Json | None, read_json(path, Holder))
+    except RunError:  # empty: nobody holds the lock
+        return None
 
 
-def _describe(path: str) -> str:
-    who = _content(Path(path).read_text())
+def _describe(path: Path) -> str:
+    who = _content(path) or {}
     return f"process {who.get('pid', '?')} on {who.get('host', '?')} since {who.get('since', '?')}"

@@ -1,13 +1,11 @@
 """Short measurements of how fast this machine trains, which are remembered."""
 
 import gc
-import hashlib
-import json
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -17,8 +15,6 @@ import torch
 from torch import nn
 
 from rbdc.data import Batch
-from rbdc.disk import read_json, write_json
-from rbdc.errors import RbdcError
 from rbdc.settings import Machine, Recipe
 from rbdc.training import Task, World, initial_weights
 from rbdc.training.classification import classifier_state
@@ -86,7 +82,8 @@ def _on_noise(
     with torch.random.fork_rng(devices=[]):
         batch = noise_batch(task, batch_size, device)
         state.update([batch]).item()  # the first step is slower, and may compile
-        seconds = median_seconds(lambda: state.update([batch]), lambda loss: loss.item())
+        # a copy has no outputs of the teacher yet, like the batch of a real step
+        seconds = median_seconds(lambda: state.update([replace(batch)]), lambda loss: loss.item())
     return Measurement(
         images_per_second=batch_size / seconds, batch_size=batch_size, memory_bytes=peak()
     )
@@ -188,34 +185,3 @@ def _status(key: str) -> int:
     """Return a number of bytes of /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
-
-
-def remembered(
-    folder: Path,
-    about: Mapping[str, Any],
-    measure: Callable[[], dict[str, Any]],
-    *,
-    again: bool = False,
-) -> tuple[dict[str, Any], bool]:
-    """Return what was measured for exactly this, and whether it was read; else measure it."""
-    about = json.loads(json.dumps(about))
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-    path = folder / f"{digest[:16]}.json"
-    if not again and (found := _read(path)) and found.get("about") == about:
-        return found["measured"], True
-    measured = measure()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"about": about, "measured": measured})
-    except (OSError, RbdcError):
-        pass  # a folder that cannot be written costs another measurement, nothing else
-    return measured, False
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """Read a stored measurement; a damaged file counts as none."""
-    try:
-        found = read_json(path)
-    except RbdcError:
-        return None
-    return found if found and isinstance(found.get("measured"), dict) else None

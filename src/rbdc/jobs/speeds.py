@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from rbdc.disk import remembered
 from rbdc.jobs.measure import (
     device_name,
     dtype_name,
     measure_peak,
     measure_training,
-    remembered,
     step_images,
     with_threads,
 )

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rbdc.disk import read_json, write_json
+from rbdc.disk import write_json
 from rbdc.jobs.layout import CHECKPOINTS, FAILED, JOB, MODEL, PROGRESS, RESULT, RUN
+from rbdc.jobs.records import read_job_result
 
 if TYPE_CHECKING:
     from rbdc.jobs.job import Job
@@ -33,7 +34,7 @@ class Store:
 
     def result(self, job: "Job") -> dict[str, Any] | None:
         """Return the result of a finished job, or None."""
-        return read_json(self.folder(job) / RESULT)
+        return read_job_result(self.folder(job) / RESULT)
 
     def bytes_of(self, job: "Job") -> int:
         """Return the bytes that the job has written so far."""

@@ -225,8 +225,9 @@ class TrainJob(TrainingJob):
         """Return the blocks per side whose norms are logged: one per leaf, 2 if never coupled."""
         if self.initial is None:
             return 2 if _has_halves(self.model) else 1
-        parent = self.initial.parents[0]
-        return 2 if parent.initial is None else 2 * parent._blocks()
+        parents = self.initial.parents
+        before = 1 if parents[0].initial is None else parents[0]._blocks()
+        return max(2, before * len(parents))
 
     def _result(self, trained: Trained) -> dict[str, Any]:
         last = trained.history[-1]

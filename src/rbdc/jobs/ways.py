@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from rbdc.disk import remembered
 from rbdc.jobs.measure import (
     device_name,
     dtype_name,
     median_seconds,
     noise_batch,
-    remembered,
     step_images,
     with_threads,
 )

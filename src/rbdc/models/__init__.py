@@ -1,7 +1,8 @@
 """Build models at a fraction of their width, and read and write them.
 
 `families` is the table of architectures, `build` builds a model at a width, `folder` writes and
-reads it in timm's format, and `coupled` couples two such folders into a third.
+reads it in timm's format, `structures` has how it couples, and `coupled` couples two such folders
+into a third.
 """
 
 from rbdc.models.build import (
@@ -10,9 +11,11 @@ from rbdc.models.build import (
     build_empty,
     build_meta,
     check_steps,
+    depths,
     family,
     fold_parametrizations,
-    halves_layout,
+    image_side,
+    patch_side,
     record_of,
     scaled_widths,
     shapes_of,
@@ -20,5 +23,8 @@ from rbdc.models.build import (
     timm_builds,
 )
 from rbdc.models.coupled import couple_folders
+from rbdc.models.extend import NewBlocks, extend
 from rbdc.models.folder import copy_model, export, load
+from rbdc.models.narrow import narrow
 from rbdc.models.spec import ModelSpec
+from rbdc.models.structures import halves_layout, halves_structure

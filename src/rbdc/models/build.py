@@ -1,21 +1,20 @@
-"""Build a timm model at a fraction of its width, through timm's own constructors."""
+"""Build a model of timm or torchvision at a fraction of its width, by its own constructor."""
 
 import copy
-import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any
 
-import timm
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from rbdc.coupling import Layout, layout_of
-from rbdc.errors import ModelError, WidthError, nearest
+from rbdc.errors import ModelError, WidthError
+from rbdc.models.create import TORCHVISION, create
 from rbdc.models.families import Family, family_of
+from rbdc.models.narrow import Factory, Narrowing, constructor_arguments, find_narrowing, outline
 from rbdc.models.spec import ModelSpec
 
 _OF_TIMMS_WEIGHTS = (
@@ -23,12 +22,16 @@ _OF_TIMMS_WEIGHTS = (
     "test_input_size", "test_crop_pct",
 )  # fmt: skip
 """Entries of timm's `pretrained_cfg` that describe timm's own weights, not ours."""
+_DEPTHS = ("depth", "depths", "layers")
+"""Names of the constructor arguments that say how many blocks a model has."""
 PARAMETRIZATIONS = ".parametrizations."
 """Part of the names that torch gives the tensors of a parametrized weight."""
 
 
 def build(model: str | ModelSpec, width: float = 1.0, **arguments: Any) -> nn.Module:
-    """Build a timm model at `width` times its full width, with new weights.
+    """Build a model of timm or torchvision at `width` times its full width, with new weights.
+
+    torchvision's are called `torchvision:NAME`.
 
     `arguments` are timm's and describe the full-width model: `build("deit_tiny_patch16_224",
     width=0.5, embed_dim=64, num_heads=4, depth=6, img_size=28, patch_size=4, in_chans=1)` has an
@@ -38,10 +41,12 @@ def build(model: str | ModelSpec, width: float = 1.0, **arguments: Any) -> nn.Mo
     spec = as_spec(model, width, **arguments)
     reference, family = _reference(spec)
     arguments = timm_arguments(spec)
-    if spec.width == 1 or family.construct is None:
-        result = _create(spec.name, **arguments)
+    if spec.width != 1 and family.widths is None:
+        result = narrowing_of(spec).build(_at_full_width(spec), reference)
+    elif spec.width == 1 or family.construct is None:
+        result = create(spec.name, arguments)
     else:
-        result = family.construct(reference, partial(_create, spec.name), arguments)
+        result = family.construct(reference, lambda **given: create(spec.name, given), arguments)
     _describe(result, spec)
     return result
 
@@ -62,15 +67,8 @@ def record_of(spec: ModelSpec) -> Mapping[str, Any]:
 
 
 @cache
-def halves_layout(spec: ModelSpec) -> Layout:
-    """Return how the model's tensors are built from those of two models of half the width."""
-    return layout_of(_meta(spec.scaled(0.5)), _meta(spec))
-
-
-@cache
 def _meta(spec: ModelSpec) -> nn.Module:
-    with torch.device("meta"):
-        return build(spec)
+    return outline(partial(build, spec)).to("meta")
 
 
 def build_empty(spec: ModelSpec) -> nn.Module:
@@ -79,6 +77,19 @@ def build_empty(spec: ModelSpec) -> nn.Module:
     if any(module._non_persistent_buffers_set for module in model.modules()):
         return build(spec)  # it has buffers that no state dict contains
     return model.to_empty(device="cpu")
+
+
+def build_zeros(spec: ModelSpec) -> nn.Module:
+    """Build a model that can run, but whose weights are zero unless that is not possible."""
+    model = build_meta(spec)
+    for module in model.modules():
+        integers = any(b.numel() > 1 and not b.is_floating_point() for b in module.buffers(False))
+        if module._non_persistent_buffers_set or integers:
+            return build(spec)
+    model.to_empty(device="cpu")
+    for tensor in model.state_dict().values():
+        tensor.zero_()
+    return model
 
 
 def as_spec(model: str | ModelSpec, width: float = 1.0, /, **arguments: Any) -> ModelSpec:
@@ -127,8 +138,12 @@ def fold_parametrizations(model: nn.Module) -> nn.Module:
 
 def timm_builds(spec: ModelSpec) -> bool:
     """Return whether timm alone can build this model from its exported `model_args`."""
-    with torch.device("meta"):
-        alone = _create(spec.name, **timm_arguments(spec)).state_dict()
+    if spec.name.startswith(TORCHVISION):
+        return False
+    try:
+        alone = outline(partial(create, spec.name, timm_arguments(spec))).state_dict()
+    except ModelError:  # a constructor that does not take its widths by name
+        return False
     ours = shapes_of(spec)
     return {k: t.shape for k, t in alone.items()} == {k: t.shape for k, t in ours.items()}
 
@@ -149,6 +164,11 @@ def timm_arguments(spec: ModelSpec) -> dict[str, Any]:
 def scaled_widths(spec: ModelSpec) -> dict[str, int | tuple[int, ...]]:
     """Return the constructor arguments that define the width, at this spec's width."""
     reference, family = _reference(spec)
+    if family.widths is None:
+        found = {} if spec.width == 1 else narrowing_of(spec).arguments
+        # what timm takes as an argument, and a file can contain
+        lists = {k: tuple(v) for k, v in found.items() if isinstance(v, list | tuple)}
+        return {k: v for k, v in found.items() if isinstance(v, int)} | lists
     factor = Fraction(spec.width).limit_denominator(2**16)
     widths: dict[str, int | tuple[int, ...]] = {}
     for key, sizes in family.widths(reference).items():
@@ -163,6 +183,61 @@ def scaled_widths(spec: ModelSpec) -> dict[str, int | tuple[int, ...]]:
                 )
         widths[key] = tuple(map(int, scaled)) if isinstance(sizes, tuple) else int(scaled[0])
     return widths
+
+
+def depths(spec: ModelSpec) -> dict[str, int | tuple[int, ...]]:
+    """Return the constructor argument that defines the depth: {"depth": 12}; empty if none does."""
+    return dict(_depths(replace(spec, width=1.0)))
+
+
+@cache
+def _depths(spec: ModelSpec) -> Mapping[str, int | tuple[int, ...]]:
+    reference, family = _reference(spec)
+    if family.depths is not None:
+        return family.depths(reference)
+    if spec.name.startswith(TORCHVISION):  # their names already say the depth
+        return {}
+    build_it = partial(create, spec.name, timm_arguments(spec))
+    given = constructor_arguments(build_it, type(reference))
+    for name in _DEPTHS:
+        blocks = given.get(name)
+        numbers = tuple(blocks) if isinstance(blocks, list | tuple) else (blocks,)
+        if numbers and all(type(number) is int for number in numbers):
+            return {name: numbers if isinstance(blocks, list | tuple) else numbers[0]}
+    return {}
+
+
+def image_side(spec: ModelSpec) -> int:
+    """Return the side of the square images that the model takes, in pixels."""
+    _channels, height, width = record_of(spec)["input_size"]
+    if height != width:
+        raise ModelError(
+            f"{spec} takes images of {height} x {width} pixels",
+            "Only models of square images can grow in resolution.",
+        )
+    return int(height)
+
+
+def patch_side(spec: ModelSpec) -> int | None:
+    """Return the side of the patches that an image is cut into; None if it is not cut."""
+    size = getattr(getattr(_reference(spec)[0], "patch_embed", None), "patch_size", None)
+    return int(size[0]) if isinstance(size, tuple) else None
+
+
+@cache
+def narrowing_of(spec: ModelSpec) -> Narrowing:
+    """Return how a model without an entry in the table of families is built at its width."""
+    factor = round(1 / spec.width)
+    if factor * spec.width != 1 or factor.bit_count() != 1:
+        raise WidthError(
+            f"{spec} is asked for, and a {type(_reference(spec)[0]).__name__} can only be halved",
+            "Use a width of 1, 0.5, 0.25, ...",
+        )
+    return find_narrowing(_at_full_width(spec), _reference(spec)[0], factor)
+
+
+def _at_full_width(spec: ModelSpec) -> Factory:
+    return partial(create, spec.name, timm_arguments(replace(spec, width=1.0)))
 
 
 def check_steps(spec: ModelSpec, steps: int) -> None:
@@ -186,42 +261,13 @@ def _reference(spec: ModelSpec) -> tuple[Any, Family]:
 @cache
 def _full_width(spec: ModelSpec) -> tuple[Any, Family]:
     name, given = spec.name, dict(spec.arguments)
-    if not timm.is_model(name):
-        raise ModelError(
-            f"timm has no model called {name!r}",
-            nearest(name, timm.list_models()) or "timm.list_models() lists the names.",
-        )
-    if not {"pretrained", "checkpoint_path"}.isdisjoint(given):
-        raise ModelError(
-            f"the arguments of {name} ask for weights, but a spec describes only an architecture",
-            "Build the model, then load weights into it; or use rbdc.load for an exported folder.",
-        )
     size = given.pop("img_size", None)
-    with torch.device("meta"):
-        model = _create(name, **given)
-        family = family_of(model)
-        if size is not None and family.takes_image_size:
-            model = _create(name, **given, img_size=size)
+    model = outline(partial(create, name, given))
+    family = family_of(model)
+    if size is not None and family.takes_image_size:
+        model = outline(partial(create, name, {**given, "img_size": size}))
+    _describe(model, spec)
     return model, family
-
-
-def _create(name: str, **arguments: Any) -> nn.Module:
-    try:
-        return cast(nn.Module, timm.create_model(name, **arguments))
-    except Exception as error:  # timm's constructors raise many types of errors
-        raise ModelError(
-            f"timm cannot build {name} with {arguments}: {str(error) or type(error).__name__}",
-            _suggest_argument(name, arguments),
-        ) from error
-
-
-def _suggest_argument(name: str, given: dict[str, Any]) -> str:
-    with torch.device("meta"):
-        known = list(inspect.signature(type(timm.create_model(name))).parameters)
-    for argument in given:
-        if argument not in known:
-            return nearest(argument, known) or f"Its arguments are {', '.join(known)}."
-    return "Check these values against timm's documentation of the model."
 
 
 def _describe(model: Any, spec: ModelSpec) -> None:
@@ -230,9 +276,9 @@ def _describe(model: Any, spec: ModelSpec) -> None:
     for key in _OF_TIMMS_WEIGHTS:
         record.pop(key, None)
     _channels, height, width = record["input_size"]
-    size = spec.arguments.get("img_size", (height, width))
+    size = spec.arguments.get("img_size") or (height, width)
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    channels = spec.arguments.get("in_chans", 3)
+    channels = spec.arguments.get("in_chans") or 3
     for key in ("mean", "std"):  # timm has three values for any number of channels
         if len(record[key]) != channels:
             record[key] = (sum(record[key]) / len(record[key]),) * channels

@@ -5,14 +5,14 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from rbdc.coupling import OffDiagonal, class_names, couple, verify_coupling
+from rbdc.coupling import OffDiagonal, class_names, couple, example_for, verify_coupling
 from rbdc.errors import CheckpointError, CouplingError
 from rbdc.models.build import build, build_empty, spec_of, timm_builds
 from rbdc.models.folder import check_writable, export, load
 from rbdc.models.spec import ModelSpec
+from rbdc.models.structures import halves_structure
 
 
 def couple_folders(
@@ -73,8 +73,10 @@ def couple_verified(
     `options` are further ones of `couple`. Return the wide model and a record of the proof.
     """
     into = build(spec) if off_diagonal == "random" else build_empty(spec)
-    wide = couple(first, second, into=into, off_diagonal=off_diagonal, **options)
-    proof = verify_coupling(first, second, wide, noise_image(wide))
+    structure = halves_structure(spec)
+    options |= {"off_diagonal": off_diagonal, "structure": structure}
+    wide = couple(first, second, into=into, **options)
+    proof = verify_coupling(first, second, wide, example_for(wide), structure)
     must_hold = off_diagonal == "zero" and not options.get("allow_inexact")
     if not isfinite(proof.error) or (must_hold and not proof.holds):
         raise CouplingError(
@@ -108,9 +110,3 @@ def _check_apart(output: Path, *inputs: str | Path) -> None:
                 f"{output} would replace, contain or be inside the parent {path}",
                 "Write the wide model beside its parents.",
             )
-
-
-def noise_image(model: nn.Module) -> Tensor:
-    """Return a fixed image of standard normal noise in the model's input size."""
-    size = model.pretrained_cfg["input_size"]  # type: ignore[index]
-    return torch.randn(1, *size, generator=torch.Generator().manual_seed(0))

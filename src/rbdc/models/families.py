@@ -1,13 +1,14 @@
-"""The architectures whose width RBDC can scale: one entry per family.
+"""The epochs and recipes of architectures, and how to scale those that need to be told.
 
-An entry names timm's model class and the constructor arguments that define the width, with their
-values read from a model that timm built. A model at a width has these arguments multiplied by a
-fraction, and can be halved as long as all of them are whole numbers. How its tensors are coupled is
-found by comparing two widths (`rbdc.coupling.layout`).
+An entry names a model class and the constructor arguments that define the width, with their values
+read from a built model. A model at a width has these arguments multiplied by a fraction, and can be
+halved as long as all of them are whole numbers. A model without an entry is scaled by `narrow`.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from timm.models.resnet import ResNet
@@ -24,8 +25,16 @@ class Family:
     """How an architecture is scaled, and the paper's epochs for it."""
 
     model_class: type[nn.Module]
-    widths: Callable[[Any], Widths]
-    """Return the constructor arguments that define the width, read from a built model."""
+    widths: Callable[[Any], Widths] | None
+    """Return the constructor arguments that define the width, read from a built model.
+
+    None if they are found by trying (`rbdc.models.narrow`).
+    """
+    depths: Callable[[Any], Widths] | None
+    """Return the constructor argument that defines the depth, read from a built model.
+
+    None if it is found by its name.
+    """
     takes_image_size: bool
     """Whether the constructor takes `img_size`, as models with position embeddings do."""
     baseline_epochs: int
@@ -57,6 +66,10 @@ def _resnet_widths(model: Any) -> Widths:
     return {"channels": channels, "stem_width": model.feature_info[0]["num_chs"] // 2}
 
 
+def _resnet_depths(model: Any) -> Widths:
+    return {"layers": tuple(len(getattr(model, info["module"])) for info in model.feature_info[1:])}
+
+
 def _construct_resnet(
     reference: Any, create: Callable[..., nn.Module], arguments: dict[str, Any]
 ) -> nn.Module:
@@ -75,6 +88,7 @@ FAMILIES = (
     Family(
         model_class=VisionTransformer,  # DeiT, with or without distillation token, DeiT-III, ViT
         widths=_vit_widths,
+        depths=lambda model: {"depth": len(model.blocks)},
         takes_image_size=True,
         baseline_epochs=300,
         warmup_epochs=5,
@@ -83,6 +97,7 @@ FAMILIES = (
     Family(
         model_class=ResNet,  # with and without the D stem
         widths=_resnet_widths,
+        depths=_resnet_depths,
         takes_image_size=False,
         baseline_epochs=90,
         warmup_epochs=2,
@@ -93,12 +108,22 @@ FAMILIES = (
 
 
 def family_of(model: nn.Module) -> Family:
-    """Return the family of a timm model, or refuse an unknown architecture."""
+    """Return the family of a model; one without an entry trains as a DeiT does."""
     for family in FAMILIES:
         if isinstance(model, family.model_class):
             return family
-    known = " and ".join(family.model_class.__name__ for family in FAMILIES)
-    raise ModelError(
-        f"{type(model).__name__} is not an architecture whose width RBDC can scale",
-        f"timm's {known} are supported; another family is one entry in rbdc/models/families.py.",
+    model_class: Any = type(model)
+    return _other(model_class)
+
+
+@cache
+def _other(model_class: Any) -> Family:
+    return Family(
+        model_class=model_class,
+        widths=None,
+        depths=None,
+        takes_image_size="img_size" in inspect.signature(model_class).parameters,
+        baseline_epochs=300,
+        warmup_epochs=5,
+        recipe="deit",
     )

@@ -2,12 +2,11 @@
 
 `timm.create_model("local-dir:DIR", pretrained=True)` loads an exported folder. It contains
 `config.json` (architecture, model_args, label_names), `model.safetensors`, and `rbdc.json` with the
-spec, the SHA-256 of the weights and the model's history. Reading never executes code from a file:
+spec, checksums of both and the model's history. Reading never executes code from a file:
 only safetensors, JSON, and pickles with `weights_only=True` are read.
 """
 
 import copy
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,8 +21,7 @@ from torch import Tensor, nn
 
 from rbdc.coupling import class_names, set_class_names
 from rbdc.coupling.layout import heads_of
-from rbdc.disk import is_writable, sha256_of, whole_folder
-from rbdc.disk import read_json as read_json_or_none
+from rbdc.disk import is_writable, json_text, sha256_of, whole_folder
 from rbdc.errors import CheckpointError, ModelError
 from rbdc.models.build import (
     as_spec,
@@ -35,9 +33,17 @@ from rbdc.models.build import (
     spec_of,
     timm_arguments,
 )
+from rbdc.models.config import (
+    CONFIG,
+    RECORD,
+    WEIGHTS,
+    constructor_arguments,
+    read_config,
+    read_record,
+)
+from rbdc.models.create import check_tensors
 from rbdc.models.spec import ModelSpec
 
-CONFIG, WEIGHTS, RECORD = "config.json", "model.safetensors", "rbdc.json"
 PICKLED_WEIGHTS = "pytorch_model.bin"  # what timm writes without safe_serialization
 _FILES = {CONFIG, WEIGHTS, PICKLED_WEIGHTS, RECORD}
 _WIDTHS_TO_TRY = (1.0, 0.5, 0.25, 0.125, 0.0625, 2.0, 4.0)
@@ -60,7 +66,7 @@ def export(
     check_writable(target, force=force)
     model = fold_parametrizations(model)
     spec, names = spec_of(model), class_names(model)
-    _check_tensors(spec, shapes_of(spec), model.state_dict(), "the model")
+    check_tensors(spec, shapes_of(spec), model.state_dict(), "the model")
     if names and len(names) != model.num_classes:
         raise CheckpointError(
             f"the model has {model.num_classes} classes and {len(names)} class names",
@@ -83,8 +89,8 @@ def copy_model(source: Path, folder: Path, *, record: Mapping[str, Any]) -> None
     """Copy an exported model byte for byte, with another record of how it came to be."""
     target = folder.resolve()
     check_writable(target, force=True)
-    _check_sum(source)
-    with _written_whole(target, read_json(source / RECORD)["spec"], record) as partial:
+    check_sums(source)
+    with _written_whole(target, read_record(source)["spec"], record) as partial:
         for name in (CONFIG, WEIGHTS):
             shutil.copyfile(source / name, partial / name)
 
@@ -97,8 +103,11 @@ def _written_whole(
     try:
         with whole_folder(target) as partial:
             yield partial
-            content = {**record, "spec": spec, "sha256": sha256_of(partial / WEIGHTS)}
-            (partial / RECORD).write_text(json.dumps(content, indent=2) + "\n")
+            sums = {
+                "sha256": sha256_of(partial / WEIGHTS),
+                "config_sha256": sha256_of(partial / CONFIG),
+            }
+            (partial / RECORD).write_text(json_text({**record, "spec": spec, **sums}))
     except SafetensorError as error:  # raised for a full disk
         raise CheckpointError(
             f"{target} could not be written: {error}", "Make room, or choose another folder."
@@ -151,7 +160,7 @@ def load(
             )
         spec, about = _folder_spec(path)
         state = read_weights(weights_in(path), use_ema)
-        _check_sum(path)
+        check_sums(path)  # after it: what is no file has no checksum
     else:
         if model is None:
             raise CheckpointError(
@@ -160,8 +169,8 @@ def load(
             )
         state, about = read_weights(path, use_ema), {}
         spec = _spec_of_state(model, dict(arguments or {}), state)
+    check_tensors(spec, shapes_of(spec), state, str(path))  # before memory is taken
     result = build_empty(spec)
-    _check_tensors(spec, result.state_dict(), state, str(path))
     # Copy, do not assign: tensors of a memory-mapped file have the file's alignment, and kernels
     # round differently on it. The file may also be replaced while the model is in use.
     result.load_state_dict(state)
@@ -180,46 +189,17 @@ def _restore_metadata(model: Any, about: Mapping[str, Any]) -> None:
     record.update({key: about[key] for key in ("crop_pct", "interpolation") if key in about})
 
 
-def _check_tensors(
-    spec: ModelSpec, model: Mapping[str, Tensor], state: Mapping[str, Tensor], where: str
-) -> None:
-    """Refuse a state dict that does not fit `model`, which was built from `spec`."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.items()}
-    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    for name in [*wanted, *(name for name in found if name not in wanted)]:
-        if wanted.get(name) != found.get(name):
-            raise CheckpointError(
-                f"{name} is {found.get(name, 'missing')} in {where} and "
-                f"{wanted.get(name, 'missing')} in {spec}",
-                "The weights must have exactly this architecture, width and image size. Give "
-                "differences from timm's defaults as model_args or --model-kwargs.",
-            )
-    for name, tensor in model.items():
-        if tensor.is_floating_point() != state[name].is_floating_point():
-            raise CheckpointError(
-                f"{name} has dtype {state[name].dtype} in {where}", "Use floating-point weights."
-            )
-
-
 def _folder_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
     """Return the spec of the model in a folder, and its `pretrained_cfg` with class names."""
-    config = read_json(folder / CONFIG)
-    record = read_json(folder / RECORD, required=False)  # timm exports none
+    config, record = read_config(folder), read_record(folder)
     data = config.get("pretrained_cfg") or {}
     about = {**data, "label_names": config.get("label_names") or data.get("label_names")}
-    try:
-        if "spec" in record:
-            return ModelSpec(**record["spec"]), about
-        name, arguments = config["architecture"], dict(config.get("model_args") or {})
-    except (TypeError, KeyError) as error:
-        raise CheckpointError(
-            f"{folder} does not name its model: {error}",
-            "Export the model again, with timm or rbdc.",
-        ) from None
-    if "num_classes" in config:
-        arguments.setdefault("num_classes", config["num_classes"])
-    if data.get("input_size") and not family(as_spec(name)).takes_image_size:
-        arguments.setdefault("img_size", data["input_size"][-1])
+    if "spec" in record:
+        return ModelSpec(**record["spec"]), about
+    name, arguments = config["architecture"], constructor_arguments(config)
+    size = data.get("input_size")
+    if size and not family(as_spec(name)).takes_image_size:
+        arguments.setdefault("img_size", size[-1])
     return ModelSpec(name=name, arguments=arguments), about
 
 
@@ -249,10 +229,9 @@ def weights_in(folder: Path) -> Path:
 
 def read_weights(path: Path, use_ema: bool = True) -> dict[str, Tensor]:
     """Read a state dict from a file as timm does, without executing code in it."""
-    if not path.exists():
-        raise CheckpointError(
-            f"{path} does not exist", "An exported folder must contain this file."
-        )
+    if not path.is_file():  # a pipe would be waited for
+        found = "is not a file" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path} {found}", "An exported folder must contain this file.")
     try:
         state = load_state_dict(str(path), use_ema=use_ema, device="cpu", weights_only=True)
     except Exception as error:  # an unknown file can raise any error
@@ -268,23 +247,25 @@ def read_weights(path: Path, use_ema: bool = True) -> dict[str, Tensor]:
             f"{path} contains no state dict: a mapping of names to tensors was expected",
             "Save model.state_dict(), alone or under the key 'model' or 'state_dict'.",
         )
+    for name, tensor in state.items():
+        if tensor.nbytes > tensor.untyped_storage().nbytes():  # a view that repeats few numbers
+            raise CheckpointError(
+                f"{name} in {path} is {tuple(tensor.shape)}, more than the file holds",
+                "Save contiguous tensors.",
+            )
     return dict(state)
 
 
-def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
-    """Read a JSON object of an exported folder. One that is not `required` and missing is empty."""
-    content = read_json_or_none(path, CheckpointError, "Export the model again.")
-    if content is None and required:
-        raise CheckpointError(
-            f"{path} does not exist", "An exported folder has config.json and model.safetensors."
-        )
-    return content or {}
-
-
-def _check_sum(folder: Path) -> None:
-    expected = read_json(folder / RECORD, required=False).get("sha256")
-    if expected and expected != sha256_of(folder / WEIGHTS):
-        raise CheckpointError(
-            f"{folder / WEIGHTS} does not have the checksum written in {RECORD}",
-            "The file is damaged or was replaced: export the model again.",
-        )
+def check_sums(folder: Path) -> None:
+    """Refuse a folder whose weights or config.json are not those that rbdc.json was written for."""
+    record = read_record(folder)
+    for name, expected in (
+        (weights_in(folder).name, record.get("sha256")),
+        (CONFIG, record.get("config_sha256")),
+    ):
+        if expected and expected != sha256_of(folder / name):
+            raise CheckpointError(
+                f"{folder / name} does not have the checksum written in {RECORD}",
+                "It is damaged or was changed. Write the model again; of a run, rbdc doctor RUN "
+                "--repair removes it and the run's command computes it again.",
+            )

@@ -1,12 +1,18 @@
 """The specification of a model, which can be stored as JSON and built again."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from typing import Any
 
 from rbdc.errors import ModelError, WidthError
+
+MOST, MOST_CLASSES = 2**16, 2**20  # of a number in a model's arguments
+_NAME = re.compile(r"[\w.+-]{0,64}", re.ASCII)  # of a layer or a mode: no path, no address
+_MEMBERS, _LEVELS = 100, 4  # of lists and mappings
+_SIZES, _MOST_SIZE = ("img_size", "patch_size", "in_chans"), 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,11 +30,12 @@ class ModelSpec:
     def __post_init__(self) -> None:
         try:  # a spec read from a file must equal the original
             arguments = json.loads(json.dumps(dict(self.arguments)))
-        except TypeError as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ModelError(
                 f"the arguments of {self.name} cannot be stored as JSON: {error}",
                 "Use JSON values (numbers, text, lists): the model is rebuilt from them.",
             ) from None
+        check_arguments(self.name, arguments)
         if not (isfinite(self.width) and self.width > 0):
             raise WidthError(f"width is {self.width:g}", "A width is a positive fraction of 1.0.")
         object.__setattr__(self, "width", float(self.width))
@@ -46,3 +53,41 @@ class ModelSpec:
 
     def __str__(self) -> str:
         return self.name if self.width == 1 else f"{self.name} at width {self.width:g}"
+
+
+def check_arguments(name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse values that no architecture has: huge numbers, paths, deep nesting, no pixels."""
+    for key, value in arguments.items():
+        most = MOST_CLASSES if key == "num_classes" else MOST
+        if problem := _problem(value, most) or (_size_problem(value) if key in _SIZES else ""):
+            raise ModelError(
+                f"{key} of {name} {problem}",
+                "The arguments of a model are numbers, names of layers, and short lists of them.",
+            )
+
+
+def _problem(value: Any, most: int, level: int = 0) -> str:
+    """Return what is wrong with a value or a member of it; empty if nothing is."""
+    match value:
+        case None | bool():
+            return ""
+        case int() | float():
+            return "" if abs(value) <= most else f"has a number beyond {most:,}"  # and NaN
+        case str():
+            return "" if _NAME.fullmatch(value) else f"is {value[:80]!r}, which is no plain name"
+        case list() | tuple() | dict() if len(value) > _MEMBERS or level == _LEVELS:
+            return f"has more than {_MEMBERS} members, or more than {_LEVELS} levels of them"
+        case dict():
+            members = [*value, *value.values()]
+        case list() | tuple():
+            members = list(value)
+        case _:
+            return f"is {value!r}"
+    return next(filter(None, (_problem(member, most, level + 1) for member in members)), "")
+
+
+def _size_problem(value: Any) -> str:
+    """Return what is wrong with a number of pixels or channels, or a pair of them."""
+    sizes = value if isinstance(value, list | tuple) and len(value) == 2 else [value]
+    sane = all(type(size) is int and 0 < size <= _MOST_SIZE for size in sizes)
+    return "" if value is None or sane else f"is {value!r}, expected 1 to {_MOST_SIZE:,}"

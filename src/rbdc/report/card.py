@@ -22,18 +22,20 @@ from statistics import fmean
 from typing import Any
 
 import yaml
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, UndefinedError
 
 from rbdc.data.sources import NAMES
-from rbdc.disk import is_writable, read_json, sha256_of, whole_folder
-from rbdc.errors import CheckpointError, RunError
+from rbdc.disk import is_writable, whole_folder
+from rbdc.errors import RunError
 from rbdc.jobs.layout import MODEL, RESULT
+from rbdc.jobs.records import read_run_result
 from rbdc.metrics import METRICS, Metric, find_metric
 from rbdc.models import ModelSpec, build_meta
-from rbdc.models.folder import CONFIG, RECORD, WEIGHTS
+from rbdc.models.config import CONFIG, RECORD, WEIGHTS, read_config
+from rbdc.models.folder import check_sums
 from rbdc.report.figures import draw_budget, draw_curves, save_each
 from rbdc.report.read import read_run
-from rbdc.report.run import how_to_load, run_status, time_text
+from rbdc.report.run import cost_text, how_to_load, run_status
 from rbdc.report.units import readable_duration, readable_flops
 from rbdc.settings import Recipe, Request
 
@@ -78,7 +80,7 @@ def export_run(run: Path, output: Path, *, license: str | None = None, force: bo
 
 def export_lines(run: Path, output: Path) -> list[str]:
     """Return the lines that say how to read, load and upload the folder."""
-    timm_loads = (read_json(run / RESULT) or {})["timm_loads"]
+    timm_loads = (read_run_result(run / RESULT) or {})["timm_loads"]
     return [
         f"read         {output / CARD}",
         f"load with    {how_to_load(output, timm_loads=timm_loads)}",
@@ -90,21 +92,28 @@ def _write(folder: Path, run: Path, content: Mapping[str, Any], license: str | N
     (folder / FIGURES).mkdir()
     for name in _MODEL_FILES:
         shutil.copyfile(run / MODEL / name, folder / name)
-    if (read_json(folder / RECORD) or {}).get("sha256") != sha256_of(folder / WEIGHTS):
-        raise CheckpointError(
-            f"{run / MODEL / WEIGHTS} does not have the checksum written in {RECORD}",
-            "The file is damaged or was replaced: give the run's command again.",
-        )
+    check_sums(folder)
     settings = yaml.safe_dump(repeat_settings(content), sort_keys=False)
     (folder / SETTINGS).write_text(settings, encoding="utf-8")
-    config, scale = read_json(folder / CONFIG) or {}, content["about"]["baseline_flops"]
-    figures = {  # None where the logs are gone
-        "budget": draw_budget(content["levels"], baseline_flops=scale),
-        "curves": draw_curves(content["nodes"].values(), baseline_flops=scale),
-    }
-    drawn = [path.name for path in save_each(figures, folder / FIGURES, ["png"])]
-    card = card_text(content, config["pretrained_cfg"], license, drawn)
-    (folder / CARD).write_text(card, encoding="utf-8")
+    (folder / CARD).write_text(_card(folder, run, content, license), encoding="utf-8")
+
+
+def _card(folder: Path, run: Path, content: Mapping[str, Any], license: str | None) -> str:
+    """Draw the card's figures, and return its text."""
+    images = read_config(folder).get("pretrained_cfg") or {}
+    try:
+        scale = content["about"]["baseline_flops"]
+        figures = {  # None where the logs are gone
+            "budget": draw_budget(content["levels"], baseline_flops=scale),
+            "curves": draw_curves(content["nodes"].values(), baseline_flops=scale),
+        }
+        drawn = [path.name for path in save_each(figures, folder / FIGURES, ["png"])]
+        return card_text(content, images, license, drawn)
+    except (LookupError, TypeError, ArithmeticError, UndefinedError) as error:
+        raise RunError(
+            f"{run} lacks what the card says of it: {error}",
+            "Export a run that rbdc train wrote, undamaged.",
+        ) from error
 
 
 def _check_finished(run: Path) -> None:
@@ -212,7 +221,7 @@ def card_text(
         metrics=_metrics(result),
         metric=find_metric(result["metric"]),
         standard=result.get("standard"),
-        time=time_text(result),
+        cost=cost_text(result),
         data={**run["data"], "title": _data_title(run), "named": named_data(run["data"]["name"])},
         images=images,
         figures=figures,

@@ -86,10 +86,13 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
         if protocol != "standard" and budgets[protocol] > 1:  # a curve to read it off
             lines.append(f"{protocol} {_reached(summary, protocol, metric)}")
     if summary["tuning"]:
-        rates = {row["protocol"]: row["lr"] for row in summary["rows"]}
+        tuned = {row["protocol"]: (row["lr"], row["decay_start"]) for row in summary["rows"]}
         lines.append(
-            f"learning rates tuned, at {summary['tuning_flops']:.2f} of standard training in all: "
-            + ", ".join(f"{protocol} {rate:g}" for protocol, rate in rates.items())
+            f"tuned on held-out images, at {summary['tuning_flops']:.2f} of standard training in "
+            "all; learning rate, and the share of the training at which it begins to fall: "
+            + ", ".join(
+                f"{protocol} {rate:g}, {start:g}" for protocol, (rate, start) in tuned.items()
+            )
         )
     return lines
 

@@ -8,8 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rbdc.models import scaled_widths
+from rbdc.models import image_side, scaled_widths
 from rbdc.plan import Hours, LevelSpeed, Plan, Stage
+from rbdc.plan.growth import depth_of
 from rbdc.plan.speeds import CACHED
 from rbdc.report.figures import new_figure, save_figure
 from rbdc.report.units import counted, readable_flops, scaled
@@ -31,7 +32,7 @@ def plan_table(plan: Plan, hours: Hours | None = None) -> RenderableType:
     for stage in reversed(plan.stages):
         table.add_row(
             _models(stage),
-            _size(stage),
+            _size(stage, plan),
             _epochs(stage.epochs),
             scaled(stage.forward_flops),
             scaled(stage.training_flops),
@@ -136,12 +137,18 @@ def _steps(plan: Plan) -> str:
     return counted(plan.steps, "recursive step") if plan.steps else "standard training"
 
 
-def _size(stage: Stage) -> str:
+def _size(stage: Stage, plan: Plan) -> str:
     """Return the scaled arguments of a stage's model: 'embed_dim 192, num_heads 3'."""
-    return ", ".join(
+    grown = {axis for each in plan.stages for axis in each.grown}
+    scaled = [
         f"{key} {f'{value[0]}-{value[-1]}' if isinstance(value, tuple) else value}"
         for key, value in scaled_widths(stage.model).items()
-    )
+    ]
+    if "depth" in grown:
+        scaled.append(f"{depth_of(stage.model)} blocks")
+    if "resolution" in grown:
+        scaled.append(f"{image_side(stage.model)} px")
+    return ", ".join(scaled)
 
 
 def _epochs(epochs: float) -> str:

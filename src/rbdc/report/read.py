@@ -4,25 +4,24 @@ Only files are read, in whatever state they are. Missing and broken files are li
 is shown without them.
 """
 
-import csv
-import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from rbdc.disk import read_json
+from rbdc.disk import Json, read_bytes, read_json, read_lines
 from rbdc.errors import RbdcError, RunError
 from rbdc.jobs.layout import JOB, RESULT, RUN
 from rbdc.jobs.lock import holder
+from rbdc.jobs.records import BlocksLine, JobRecord, JobResult, LogLine, RunResult
 from rbdc.metrics import METRICS, final_scores
 from rbdc.report.run import node_status
 from rbdc.report.transfer import detectors_part
-from rbdc.runs.record import check_format
+from rbdc.runs.record import check_format, check_record
 
 EVALUATED = (
     *("epoch", "flops", "seconds", "train_loss", "lr"),
@@ -35,6 +34,9 @@ _LONG = ("nodes", "rows", "lines", "recipe", "data_set")  # of a result: not for
 _SUMMED = ("planned_flops", "flops", "seconds")  # over a level
 _DESCRIBED = ("key", "name", "kind", "level", "width", "folder", "parents")  # of a node
 _ASKED = ("seed", "transition", "carry_warmup_epochs", "narrow_lr", "allow_inexact")
+
+
+T = TypeVar("T")
 
 
 class Found:
@@ -53,38 +55,42 @@ class Found:
             self.missing.append(problem.replace(f"{self.folder}/", ""))
             return None
 
-    def json(self, path: Path) -> dict[str, Any]:
+    def json(self, path: Path, shape: type = Json) -> dict[str, Any]:
         """Return a JSON file's content; empty if it is not there."""
-        return self.tried(lambda: read_json(path)) or {}
+        return self.tried(lambda: read_json(path, shape)) or {}
 
-    def rows(self, path: Path) -> list[dict[str, Any]]:
-        """Return the rows of a JSONL file, or of a CSV file of numbers, up to the first bad one.
-
-        The last one may be half written.
-        """
-        name, rows = path.relative_to(self.folder), []
-        try:
-            lines = path.read_text().splitlines()
-        except FileNotFoundError:
-            return []  # not yet
-        except (OSError, ValueError) as error:
-            self.missing.append(f"{name}: it cannot be read ({error})")
+    def lines(self, path: Path, shape: type[T]) -> list[T]:
+        """Return the undamaged lines of a JSONL file, which may not be there yet."""
+        if not path.exists():
             return []
-        table = path.suffix == ".csv"
-        found: Iterable[Any] = csv.DictReader(lines) if table else lines
-        for number, row in enumerate(found, start=1):
-            try:
-                rows.append(_numbers(row) if table else json.loads(row))
-            except (TypeError, ValueError):
-                what = "row" if table else "line"
-                self.missing.append(f"{name}: {what} {number} and what follows")
-                break
+        rows, damaged = self.tried(lambda: read_lines(path, shape)) or ([], [])
+        self._left_out(path, "line", damaged)
         return rows
 
+    def table(self, path: Path) -> list[dict[str, float | None]]:
+        """Return the undamaged rows of a CSV file of numbers, which may not be there yet."""
+        if not path.exists():
+            return []
+        text = (self.tried(lambda: read_bytes(path)) or b"").decode(errors="replace")
+        head, *lines = text.splitlines() or [""]
+        names, rows, damaged = head.split(","), [], []
+        for number, line in enumerate(lines, start=1):
+            cells = line.split(",")  # numbers need no quotes
+            try:
+                pairs = zip(names, cells, strict=True)
+                rows.append({name: float(cell) if cell else None for name, cell in pairs})
+            except ValueError:
+                damaged.append(number)
+        if "\ufffd" in head:
+            self.missing.append(f"{path.relative_to(self.folder)}: it cannot be read")
+        self._left_out(path, "row", damaged)
+        return rows
 
-def _numbers(row: Mapping[str, Any]) -> dict[str, float | None]:
-    # a column that the row ends before is None, which is no number
-    return {name: None if value == "" else float(value) for name, value in row.items()}
+    def _left_out(self, path: Path, what: str, damaged: Sequence[int]) -> None:
+        if damaged:
+            more = f" and {len(damaged) - 1} more" if damaged[1:] else ""
+            name = path.relative_to(self.folder)
+            self.missing.append(f"{name}: {what} {damaged[0]}{more} left out, damaged")
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -95,8 +101,9 @@ def read_run(folder: Path) -> dict[str, Any]:
         raise RunError(f"{folder} holds no run", f"A run's folder has a {RUN}.")
     if run:
         check_format(folder, run)
+        run = found.tried(lambda: check_record(folder, run)) or {}
     described = {node["key"]: node for node in run.get("nodes", [])}
-    result = found.json(folder / RESULT)
+    result = found.json(folder / RESULT, RunResult)
     kind, identity = run.get("kind"), run.get("identity") or {}
     transfer, summary = kind == "transfer", result if kind == "compare" else {}
     setting = identity.get("setting") or identity.get("transfer") or {}
@@ -158,11 +165,12 @@ def _metrics(
 def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) -> dict[str, Any]:
     place = found.folder / node["folder"]
     status = found.tried(lambda: node_status(found.folder, node, running))
-    result, job = found.json(place / RESULT), found.json(place / JOB)
+    result, job = found.json(place / RESULT, JobResult), found.json(place / JOB, JobRecord)
     method, detects = node.get("method") or {}, node["kind"] == "detect"
     coupled = node["parents"] or node["name"].startswith("standard")  # the one to compare with
-    blocks = _thinned(found.rows(place / "blocks.jsonl"), MOST_BLOCK_ROWS) if coupled else []
-    logged, evaluated = found.rows(place / "log.jsonl"), found.rows(place / "summary.csv")
+    blocks = _thinned(_alike(found, place / "blocks.jsonl"), MOST_BLOCK_ROWS) if coupled else []
+    logged = found.lines(place / "log.jsonl", LogLine)
+    evaluated = found.table(place / "summary.csv")
     seconds = max((row.get("seconds") or 0.0 for row in (*logged, *evaluated)), default=None)
     last = result.get("metrics") or (evaluated[-1] if evaluated else {})
     return {
@@ -203,7 +211,7 @@ def _columns(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[st
     }
 
 
-def _thinned(rows: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+def _thinned(rows: Sequence[T], most: int) -> list[T]:
     """Return at most so many evenly chosen rows, the first and the last among them."""
     return [rows[round(n)] for n in np.linspace(0, len(rows) - 1, min(most, len(rows)))]
 
@@ -213,13 +221,20 @@ def _short(value: float | None) -> float | None:
     return float(f"{value:.5g}") if value is not None and isfinite(value) else None
 
 
-def _blocks(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _alike(found: Found, path: Path) -> list[BlocksLine]:
+    """Return the lines about the weights that the first line is about."""
+    lines = found.lines(path, BlocksLine)
+    return [line for line in lines if line["blocks"].keys() == lines[0]["blocks"].keys()]
+
+
+def _blocks(rows: Sequence[BlocksLine]) -> dict[str, Any] | None:
     """Return the sizes of the n x n blocks of every layer at every time, row after row."""
     if not rows:
         return None
     names = list(rows[0]["blocks"])
     return {
-        **{axis: [_short(row[axis]) for row in rows] for axis in ("epoch", "flops")},
+        "epoch": [_short(row["epoch"]) for row in rows],
+        "flops": [_short(row["flops"]) for row in rows],
         "names": names,
         "sizes": [[list(chain(*row["blocks"][name])) for name in names] for row in rows],
     }
@@ -241,10 +256,15 @@ def _add_start(node: dict[str, Any], nodes: Mapping[str, dict[str, Any]]) -> Non
 
 def closure(key: str, nodes: Mapping[str, Any]) -> list[str]:
     """Return the keys of a node and all its ancestors, each once, parents first."""
-    if key not in nodes:
-        return []
-    ancestors = chain(*(closure(parent, nodes) for parent in nodes[key]["parents"]))
-    return list(dict.fromkeys([*ancestors, key]))
+    found: dict[str, None] = {}
+    waiting = [key] if key in nodes else []
+    while waiting:
+        parents = nodes[waiting[-1]]["parents"]
+        if before := [p for p in parents if p in nodes and p not in found]:
+            waiting += reversed(before)
+        else:
+            found[waiting.pop()] = None
+    return list(found)
 
 
 def _trees(nodes: Mapping[str, Any], summary: Mapping[str, Any]) -> list[dict[str, Any]]:

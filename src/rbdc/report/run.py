@@ -13,9 +13,12 @@ from rbdc.disk import read_json
 from rbdc.errors import RunError
 from rbdc.jobs.layout import FAILED, PROGRESS, RESULT, RUN
 from rbdc.jobs.lock import holder
+from rbdc.jobs.records import Failed, ProgressRecord, read_job_result, read_run_result
 from rbdc.metrics import final_scores, find_metric
 from rbdc.report.units import loader_note, readable_flops
 from rbdc.runs.record import read_record
+
+EQUAL = 0.02  # relative difference of FLOPs that comes from whole steps and epochs
 
 
 def run_status(folder: Path) -> dict[str, Any]:
@@ -36,15 +39,15 @@ def run_status(folder: Path) -> dict[str, Any]:
         "spent_flops": sum(node["flops"] for node in nodes if not _is_beside(node)),
         "planned_flops": about.get("training_flops") or sum(n["flops"] for n in run["nodes"]),
         "baseline_flops": about.get("baseline_flops"),
-        "result": read_json(folder / RESULT),
+        "result": read_run_result(folder / RESULT),
     }
 
 
 def node_status(folder: Path, node: Mapping[str, Any], someone_runs: bool) -> dict[str, Any]:
     """Return the state of one job of a run; `node` is its description in run.json."""
     place = folder / node["folder"]
-    progress = read_json(place / PROGRESS)  # first: it goes when the result has come
-    result, failed = read_json(place / RESULT), read_json(place / FAILED)
+    progress = read_json(place / PROGRESS, ProgressRecord)  # it goes when the result has come
+    result, failed = read_job_result(place / RESULT), read_json(place / FAILED, Failed)
     status: dict[str, Any] = {
         name: node[name] for name in ("name", "kind", "level", "width", "folder", "key")
     }
@@ -97,7 +100,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
             Text("  " * node["level"] + node["name"] + size, no_wrap=True, overflow="ellipsis"),
             state,
             f"{node['epochs']:.4g}" if node["epochs"] else "",
-            *(metric.text(node["metrics"][metric.name]) for metric in metrics),
+            *(metric.text(node["metrics"].get(metric.name)) for metric in metrics),
             readable_flops(node["flops"]) if node["flops"] else "",
         )
     return Group(table, *(Text(line) for line in _notes(status)))
@@ -105,7 +108,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
 
 def _notes(status: Mapping[str, Any]) -> list[str]:
     """Return the lines below the table: FLOPs spent, the running process, and errors."""
-    share = status["spent_flops"] / status["planned_flops"]
+    share = status["spent_flops"] / (status["planned_flops"] or 1.0)
     lines = [
         f"spent {readable_flops(status['spent_flops'])} of "
         f"{readable_flops(status['planned_flops'])} planned ({share:.1%})"
@@ -130,11 +133,11 @@ def result_lines(result: Mapping[str, Any], output: Path) -> list[str]:
     score = f"{metric.label} {metric.text(ours)}"
     lines = [f"RBDC:      {score} with {flops} for all models of the tree"]
     if standard := result.get("standard"):
-        theirs, time = standard["metrics"][metric.name], time_text(result)
+        theirs = standard["metrics"][metric.name]
         lines += [
             f"standard:  {metric.label} {metric.text(theirs)} with "
             f"{readable_flops(standard['training_flops'])} for the target alone",
-            f"           {metric.compared(ours, theirs)} for RBDC at the same FLOPs{time}",
+            f"           {metric.compared(ours, theirs)} for RBDC {cost_text(result)}",
             "           one seed, so a hint, not a result",
         ]
     if result["images_decoded"]:
@@ -150,10 +153,12 @@ def result_lines(result: Mapping[str, Any], output: Path) -> list[str]:
     return [*lines, "", f"load with  {how}", f"look at    rbdc status {output}"]
 
 
-def time_text(result: Mapping[str, Any]) -> str:
-    """Return RBDC's training time over standard training's; empty where it is unknown."""
-    time = result.get("relative_time")
-    return f", in {time:.2f} times the time" if time else ""
+def cost_text(result: Mapping[str, Any]) -> str:
+    """Return RBDC's FLOPs and time over those of standard training, where they are known."""
+    flops, time = (result.get(f"relative_{name}") or 1.0 for name in ("flops", "time"))
+    equal = abs(flops - 1) < EQUAL
+    said = "at the same FLOPs" if equal else f"with {flops:.2f} of its FLOPs"
+    return f"{said}, in {time:.2f} times the time" if result.get("relative_time") else said
 
 
 def how_to_load(model: Path, *, timm_loads: bool) -> str:

@@ -22,13 +22,20 @@ def make_server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
             host = self.headers.get("Host", "").rpartition(":")[0]
             if host not in (ADDRESS, "localhost"):
                 self.send_error(HTTPStatus.FORBIDDEN)
-            elif self.path == "/":
-                page = render(read_state(folders), refresh_seconds=REFRESH_SECONDS)
-                self._send(page, "text/html; charset=utf-8")
-            elif self.path == "/state.json":
-                self._send(json.dumps(read_state(folders)), "application/json")
-            else:
+            elif self.path not in ("/", "/state.json"):
                 self.send_error(HTTPStatus.NOT_FOUND)
+            else:
+                try:
+                    self._answer(read_state(folders))
+                except RbdcError as error:  # a run that was removed or damaged since
+                    self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain=str(error))
+
+        def _answer(self, state: dict[str, Any]) -> None:
+            if self.path == "/":
+                page = render(state, refresh_seconds=REFRESH_SECONDS)
+                self._send(page, "text/html; charset=utf-8")
+            else:
+                self._send(json.dumps(state), "application/json")
 
         def _send(self, text: str, kind: str) -> None:
             body = text.encode()

@@ -43,7 +43,7 @@ def loader_note(progress: Mapping[str, Any]) -> str:
     waited, speed, workers = (
         progress.get(k, 0) for k in ("waited", "images_per_second", "workers")
     )
-    if progress["step"] < WAITED_STEPS or waited < WAITED_SHARE:
+    if progress["step"] < WAITED_STEPS or waited < WAITED_SHARE or not speed:
         return ""
     could = speed / max(1 - waited, 1e-3)
     more = max(1, ceil(max(workers, 1) * (could / speed - 1)))

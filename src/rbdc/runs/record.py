@@ -2,21 +2,27 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from rbdc.disk import read_json
+from rbdc.disk import Json, check_shape, read_json
 from rbdc.errors import RunError
 from rbdc.jobs.layout import RUN
+from rbdc.jobs.records import RunRecord
 
-FORMAT = 4  # of a run's folder; folders of other formats are refused
+FORMAT = 5  # of a run's folder; folders of other formats are refused
 
 
-def read_record(folder: Path) -> dict[str, Any] | None:
+def read_record(folder: Path) -> Json | None:
     """Return the content of a folder's run.json, or None if there is none."""
-    record = read_json(folder / RUN)
-    if record is not None:
-        check_format(folder, record)
-    return record
+    record = read_json(folder / RUN, Json)
+    return None if record is None else check_record(folder, record)
+
+
+def check_record(folder: Path, record: Json) -> Json:
+    """Return the content of run.json; refuse another format, and one that lacks what is needed."""
+    check_format(folder, record)
+    remedy = "Choose another folder, or put its run.json back."
+    return cast(Json, check_shape(record, RunRecord, str(folder / RUN), RunError, remedy))
 
 
 def check_format(folder: Path, record: Mapping[str, Any]) -> None:

@@ -6,8 +6,8 @@
 
 from rbdc.settings.cluster import Cluster
 from rbdc.settings.detection import DetectionRecipe, read_detection_recipe
-from rbdc.settings.duration import Duration, Extent, Length, parse_duration, plain
+from rbdc.settings.duration import Duration, Extent, Length, parse_duration, plain, with_unit
 from rbdc.settings.files import read_recipe, shipped_recipes
 from rbdc.settings.machine import Machine
 from rbdc.settings.recipe import Augmentation, Optimization, Recipe
-from rbdc.settings.request import PLAN, SPEND, Request, split_settings
+from rbdc.settings.request import GROWTH, PLAN, SPEND, Axis, Request, StageSettings, split_settings

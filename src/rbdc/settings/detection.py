@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from rbdc.settings.duration import Extent
+from rbdc.errors import RecipeError
+from rbdc.settings.duration import Extent, with_unit
 from rbdc.settings.files import RECIPES, read_recipe
 from rbdc.settings.recipe import Optimization
 from rbdc.settings.schema import (
@@ -11,6 +12,7 @@ from rbdc.settings.schema import (
     Count,
     Pair,
     Positive,
+    PositiveEpochs,
     PositiveShare,
     Several,
     Share,
@@ -24,8 +26,8 @@ from rbdc.settings.schema import (
 class DetectionRecipe(Optimization):
     """How Mask R-CNN is trained. Where a name is timm's, so is its meaning."""
 
-    epochs: Positive = 36.0
-    """passes over the training images"""
+    epochs: PositiveEpochs = 36.0
+    """length of the training, in epochs or with a unit: '5000 steps', '1e6 images'"""
     lr: Positive = 1e-4
     """peak learning rate"""
     weight_decay: Amount = 0.1
@@ -65,6 +67,15 @@ class DetectionRecipe(Optimization):
     """proposals per image that the heads are trained on"""
     proposals: Count = 1000
     """proposals per image in evaluation; training uses twice as many"""
+
+    def __post_init__(self) -> None:
+        """Refuse a length that is nothing, or a share of itself."""
+        length = with_unit(self.epochs)
+        if length.unit == "%" or length.amount <= 0:
+            raise RecipeError(
+                f"epochs is {length}, expected the length of the whole training",
+                "Give more than 0 epochs, steps or images.",
+            )
 
     @property
     def learning_rate(self) -> float:

@@ -30,6 +30,11 @@ Length: TypeAlias = float | Duration
 """A number in the unit that the setting's name says, or a length with its own unit."""
 
 
+def with_unit(length: Length, unit: Unit = "epochs") -> Duration:
+    """Return a length with its unit; a plain number is in `unit`."""
+    return length if isinstance(length, Duration) else Duration(length, unit)
+
+
 def plain(length: Length) -> float | str:
     """Return a length as a recipe file gives it: a plain number, or text with the unit."""
     return str(length) if isinstance(length, Duration) else length
@@ -58,12 +63,12 @@ class Extent:
 
     steps_per_epoch: int
     batch_size: int
-    total: int = 0
+    total: float = 0
     """Updates of the whole training, for shares of it."""
 
     def updates(self, length: Length, unit: Unit = "epochs") -> int:
         """Return a length in updates of the optimizer, rounded; a plain number is in `unit`."""
-        given = length if isinstance(length, Duration) else Duration(length, unit)
+        given = with_unit(length, unit)
         match given.unit:
             case "epochs":
                 return round(given.amount * self.steps_per_epoch)

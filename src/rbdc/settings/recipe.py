@@ -139,8 +139,11 @@ class Recipe(Augmentation, Optimization):
     """batch size that lr-base is meant for"""
     filter_bias_and_bn: bool = True
     """no weight decay on norms and biases; tokens and position embeddings never have any"""
-    sched: Literal["cosine", "poly", "step", "tanh"] = "cosine"
+    sched: Literal["cosine", "linear", "1-sqrt", "poly", "step", "tanh"] = "cosine"
     """learning rate schedule, stepped every update"""
+    decay_start: Share = 0.0
+    """sched cosine, linear and 1-sqrt: share of the training at which the learning rate begins to
+    fall from its peak; 0: right after the warm-up"""
     warmup_epochs: Epochs = 5.0
     """linear warm-up, in epochs or with a unit: '500 steps', '10%'"""
     decay_epochs: Epochs = 30.0
@@ -171,6 +174,10 @@ class Recipe(Augmentation, Optimization):
             raise RecipeError("distillation needs a teacher", "Give --teacher, or no distillation.")
         if (self.mean is None) != (self.std is None):
             raise RecipeError("of mean and std only one is given", "Give both, or neither.")
+        if self.decay_start and self.sched not in ("cosine", "linear", "1-sqrt"):
+            raise RecipeError(
+                f"sched {self.sched} has no decay-start", "Use sched cosine, linear or 1-sqrt."
+            )
 
     @property
     def learning_rate(self) -> float:

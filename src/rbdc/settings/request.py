@@ -10,12 +10,31 @@ from rbdc.settings.schema import (
     Count,
     Epochs,
     Positive,
+    PositiveShare,
+    Records,
     Settings,
     Several,
     schemas,
     settings,
     unknown_setting,
 )
+
+Axis = Literal["width", "depth", "resolution"]
+
+
+@settings
+class StageSettings(Settings):
+    """One stage of a plan that a recipe file gives in full, instead of steps and grow."""
+
+    width: PositiveShare = 1.0
+    """width of its models, relative to the target's: 1, 0.5, 0.25, ..."""
+    depth: Count | Several[Count] | None = None
+    """blocks of its models, one number, or one for each stage of the architecture; by default the
+    target's"""
+    img_size: Count | None = None
+    """side of its images in pixels; by default the target's"""
+    share: PositiveShare | None = None
+    """share of the plan's FLOPs; by default epochs follow from the ratio. Give all or none."""
 
 
 @settings
@@ -42,8 +61,14 @@ class Request(Settings):
     skip_bad: bool = False
     """leave out images that cannot be decoded, instead of refusing the data"""
     steps: int | Literal["auto"] = 1
-    """recursive halvings of the width; 0 is standard training, auto the number that takes the
-    fewest hours for the same FLOPs"""
+    """recursive halvings; 0: standard training, auto: the fewest hours"""
+    grow: Several[Axis] = ("width",)
+    """what grows from stage to stage: width, depth, resolution"""
+    narrow_size: PositiveShare = 0.8
+    """image side of a stage divided by that of the next one, where resolution grows"""
+    stages: Records = ()
+    """every stage in full, the first one first, instead of steps and grow: [{width: 0.5, depth: 6,
+    img_size: 160, share: 0.3}, {share: 0.7}]"""
     ratio: float = 2.0
     """epochs of a wide model divided by the epochs of each of its parents"""
     budget: float | None = None
@@ -88,21 +113,30 @@ class Request(Settings):
     narrow_lr: Positive = 1.0
     """learning rate of a model divided by that of the model of twice its width"""
     with_baseline: bool = False
-    """also train the target the standard way, for the same FLOPs"""
+    """also train the target the standard way"""
+    baseline_budget: Positive | None = None
+    """FLOPs of that standard training, relative to baseline-epochs; by default those of the tree"""
     allow_inexact: bool = False
     """allow architectures that can only be coupled approximately"""
 
     def __post_init__(self) -> None:
-        """Refuse a seed that torch cannot take."""
+        """Refuse repeated names, and a seed that torch cannot take."""
+        if not self.grow or len({*self.grow}) < len(self.grow):
+            raise RecipeError(
+                f"grow is {', '.join(self.grow) or 'empty'}",
+                "Name one or more of width, depth and resolution, each once.",
+            )
         if not 0 <= self.seed < 2**63:
             raise RecipeError(f"seed is {self.seed}", "Use a whole number from 0 to 2**63 - 1.")
 
 
 SPEND = ("budget", "total_flops", "epochs", "total_epochs", "budget_hours", "budget_time")
 """The ways to say how much to spend; a run takes exactly one."""
+GROWTH = ("grow", "narrow_size", "stages")
+"""The settings that say what grows from stage to stage."""
 PLAN = ("steps", "ratio", *SPEND, "baseline_epochs", "schedule", "costs", "counter", "rounding",
         "batches")  # fmt: skip
-"""The settings that a plan is made from."""
+"""The other settings that a plan is made from."""
 
 
 def split_settings(

@@ -10,8 +10,10 @@ from functools import cache, wraps
 from typing import Annotated, Any, TypeAlias, TypeVar, cast, dataclass_transform, get_origin
 
 import pydantic.dataclasses
+import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
+from rbdc.disk import MOST_WHOLE
 from rbdc.errors import RbdcError, RecipeError, nearest
 from rbdc.settings.duration import Duration, Unit, parse_duration, plain
 
@@ -37,6 +39,19 @@ Pair = Annotated[tuple[T, T], Strict(False), BeforeValidator(_split)]  # YAML's 
 Several = Annotated[tuple[T, ...], Strict(False), BeforeValidator(_split)]
 
 
+def _from_yaml(value: Any) -> Any:
+    """Read records that are text: `[{width: 0.5, share: 0.4}, {share: 0.6}]`."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
+
+
+Records = Annotated[tuple[Mapping[str, Any], ...], Strict(False), BeforeValidator(_from_yaml)]
+
+
 def _length(unit: Unit) -> BeforeValidator:
     """Read lengths that are text; in the setting's own unit they become plain numbers."""
 
@@ -52,6 +67,7 @@ def _length(unit: Unit) -> BeforeValidator:
 
 
 Epochs = Annotated[Amount | Duration, _length("epochs")]
+PositiveEpochs = Annotated[Positive | Duration, _length("epochs")]
 Steps = Annotated[Whole | Duration, _length("steps")]
 
 _CONFIG = ConfigDict(
@@ -91,6 +107,9 @@ def settings(cls: type[T]) -> type[T]:
             init(self, **values)
         except ValidationError as error:
             raise _class_refusal(error, made, values) from None
+        for name, value in values.items():
+            if isinstance(value, int) and abs(value) > MOST_WHOLE:
+                raise RecipeError(f"{name} is {value}", f"Give a number up to {MOST_WHOLE:g}.")
 
     made.__init__ = checked
     return cast(type[T], made)

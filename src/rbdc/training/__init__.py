@@ -10,5 +10,5 @@ from rbdc.training.evaluation import evaluate
 from rbdc.training.loop import train, train_together
 from rbdc.training.progress import Observer, Progress, Trained
 from rbdc.training.session import Session
-from rbdc.training.task import Task, fit_to_data, image_format
+from rbdc.training.task import Task, fit_to_data, image_format, images_for
 from rbdc.training.world import World, join_world

@@ -67,7 +67,8 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {name: tensor.clone() for name, tensor in load_file(folder / TENSORS).items()}
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(
-            f"{folder} is damaged: {error}", "Remove it; an earlier checkpoint is used instead."
+            f"{folder} is damaged: {error}",
+            "rbdc doctor RUN --repair removes what must be computed again.",
         ) from None
     return tensors, facts
 

@@ -65,7 +65,7 @@ def classifier_state(
         images = batch.images
         if machine.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        return objective(forward(images), images, batch.targets)
+        return objective(forward(images), images, batch.targets, batch.outputs)
 
     return State(
         model,
@@ -148,8 +148,10 @@ class Classification(Problem):
             set_class_names(model, self.data.class_names)
         return state
 
-    def batches(self, start: int, stop: int) -> Iterator[Sequence[Batch]]:
-        return self.training.from_step(start, stop)
+    def batches(
+        self, start: int, stop: int, stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[Sequence[Batch]]:
+        return self.training.from_step(start, stop, stopped)
 
     def image_name(self, index: int) -> str:
         return self.data.train.name(index)

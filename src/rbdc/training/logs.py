@@ -8,9 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from rbdc.disk import write_text
+from pydantic import with_config
+from typing_extensions import TypedDict
+
+from rbdc.disk import SHAPE, read_lines, write_text
 
 SUMMARY, LOG, BLOCKS, BOARD = "summary.csv", "log.jsonl", "blocks.jsonl", "tensorboard"
+
+
+@with_config(SHAPE)
+class Line(TypedDict):
+    """A line of a log; what is logged beside the step is kept."""
+
+    step: int
 
 
 class Logs:
@@ -73,15 +83,15 @@ class Logs:
 
 
 def _open_resumed(path: Path, step: int) -> TextIO:
-    """Open a log for appending, without the lines after `step`."""
-    kept = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except ValueError:  # an incomplete last line: the process was killed
-            break
-    write_text(path, "".join(kept), durable=True)
+    """Open a log for appending, without the lines after `step`, and without damaged ones.
+
+    Nothing needs a log to go on, and the last line of a killed process may be incomplete.
+    """
+    rows, damaged = read_lines(path, Line) if path.exists() else ([], [])
+    if damaged and damaged != [len(rows) + 1]:
+        warnings.warn(f"{path}: {len(damaged)} damaged lines are left out", stacklevel=2)
+    text = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
+    write_text(path, text, durable=True)
     return path.open("a")
 
 

@@ -37,8 +37,9 @@ def train_together(
 
     A session that resumed at a later step than another waits until the other has reached it. One
     whose training fails leaves the group, and its outcome is the error. When `stopped` returns
-    True, all finish their step, save, and Interrupted is raised. Those that are `fused` begin at
-    the same step, take their steps as one model, and save at the same steps.
+    True, all finish their step, save, and Interrupted is raised; another thread may call it, too.
+    Those that are `fused` begin at the same step, take their steps as one model, and save at the
+    same steps.
     """
     yield from map(_finish, [session for session in sessions if session.finished])
     running = [session for session in sessions if not session.finished]
@@ -46,7 +47,8 @@ def train_together(
         return
     world, take_steps = sessions[0].world, _fused_steps(running) if fused else _separate_steps
     start = min(session.state.step for session in running)
-    batches = running[0].problem.batches(start, max(session.steps for session in running))
+    last = max(session.steps for session in running)
+    batches = running[0].problem.batches(start, last, stopped)
     for step in count(start):
         began = time.monotonic()
         micro = next(batches)

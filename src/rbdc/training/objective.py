@@ -18,22 +18,30 @@ class Objective:
         self.recipe, self.teacher = recipe, teacher
 
     def __call__(
-        self, output: Tensor | tuple[Tensor, Tensor], images: Tensor, targets: Tensor
+        self,
+        output: Tensor | tuple[Tensor, Tensor],
+        images: Tensor,
+        targets: Tensor,
+        taught: dict[nn.Module, Tensor] | None = None,
     ) -> Tensor:
+        """Return the loss. The teacher's output is read from `taught`, or added to it."""
         own, distilled = output if isinstance(output, tuple) else (output, output)
         loss = cross_entropy(own.float(), targets, label_smoothing=self.recipe.smoothing)
         if self.teacher is None:
             return loss
-        with torch.no_grad():
-            taught = self.teacher(images).float()
+        taught = {} if taught is None else taught
+        if self.teacher not in taught:
+            with torch.no_grad():
+                taught[self.teacher] = self.teacher(images).float()
+        lesson = taught[self.teacher]
         alpha, tau = self.recipe.distillation_alpha, self.recipe.distillation_tau
         if self.recipe.distillation == "hard":
-            distillation = cross_entropy(distilled.float(), taught.argmax(dim=1))
+            distillation = cross_entropy(distilled.float(), lesson.argmax(dim=1))
         else:  # as in DeiT: the mean over batch and classes of tau^2 KL
             distillation = (
                 kl_div(
                     log_softmax(distilled.float() / tau, dim=1),
-                    log_softmax(taught / tau, dim=1),
+                    log_softmax(lesson / tau, dim=1),
                     reduction="sum",
                     log_target=True,
                 )

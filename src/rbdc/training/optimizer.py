@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from rbdc.errors import RecipeError, nearest
 from rbdc.settings import Optimization, Recipe
+from rbdc.training.decay import Decay
 from rbdc.training.sharding import is_sharded, shard_like
 from rbdc.training.task import Task
 
@@ -71,14 +72,25 @@ def timm_optimizer(
 
 
 def make_schedule(optimizer: Optimizer, task: Task, steps_per_epoch: int) -> Scheduler:
-    """Create timm's schedule in updates: `step(update)` sets the learning rate of that update."""
+    """Create the schedule in updates: `step(update)` sets the learning rate of that update."""
     recipe, total = task.recipe, task.schedule_steps(steps_per_epoch)
     count = partial(task.updates, steps_per_epoch=steps_per_epoch, total=total)
+    warmup = min(total, count(task.warmup_epochs))
+    if task.anneal and (recipe.decay_start or recipe.sched in ("linear", "1-sqrt")):
+        return Decay(
+            optimizer,
+            shape=recipe.sched,
+            total=total,
+            warmup=warmup,
+            start=round(recipe.decay_start * total),
+            warmup_lr=recipe.warmup_lr,
+            min_lr=recipe.min_lr,
+        )
     schedule, _ = create_scheduler_v2(
         optimizer,
         sched=recipe.sched if task.anneal else "step",
         num_epochs=total,
-        warmup_epochs=min(total, count(task.warmup_epochs)),
+        warmup_epochs=warmup,
         warmup_lr=recipe.warmup_lr,
         min_lr=recipe.min_lr,
         decay_epochs=max(1, count(recipe.decay_epochs)),

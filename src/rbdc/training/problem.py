@@ -1,7 +1,7 @@
 """The interface of a training problem: classification here, detection in `transfer`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,14 @@ class Problem(ABC):
         """
 
     @abstractmethod
-    def batches(self, start: int, stop: int) -> Iterator[Sequence[Any]]:
+    def batches(
+        self, start: int, stop: int, stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[Sequence[Any]]:
         """Yield this process's micro-batches of each step from `start` to `stop` (exclusive).
 
         Each micro-batch has `indices`, the indices of its images, and `decoded`, the number of
-        images that this process decoded for it.
+        images that this process decoded for it. Once `stopped` returns True, the next batch does
+        not wait for other processes.
         """
 
     @abstractmethod

@@ -133,6 +133,12 @@ def image_format(spec: ModelSpec, recipe: Recipe, data: DataSet) -> ImageFormat:
     )
 
 
+def images_for(spec: ModelSpec, image: ImageFormat) -> ImageFormat:
+    """Return the input format of a stage's model: as the target's, but of the model's own size."""
+    _channels, height, width = record_of(spec)["input_size"]
+    return replace(image, height=height, width=width)
+
+
 def describe_images(model: nn.Module, image: ImageFormat) -> None:
     """Store the image preprocessing in the model, so that timm uses the same."""
     known = {key: getattr(image, key) for key in ("mean", "std", "crop_pct", "interpolation")}

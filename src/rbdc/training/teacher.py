@@ -10,9 +10,11 @@ from torch import nn
 
 from rbdc.data import ImageFormat
 from rbdc.disk import sha256_of
-from rbdc.errors import ModelError, RecipeError, nearest
+from rbdc.errors import RecipeError, nearest
 from rbdc.models import load
-from rbdc.models.folder import read_json, read_weights, weights_in
+from rbdc.models.config import RECORD, constructor_arguments, read_config
+from rbdc.models.create import create_filled
+from rbdc.models.folder import read_weights, weights_in
 from rbdc.plan import CounterName, forward_flops
 from rbdc.plan.flops import DEFAULT_COUNTER
 from rbdc.settings import Recipe
@@ -38,7 +40,7 @@ def load_teacher(
     path = Path(recipe.teacher)
     if path.is_dir():
         file = weights_in(path)
-        teacher = load(path) if (path / "rbdc.json").exists() else _of_folder(path, file)
+        teacher = load(path) if (path / RECORD).exists() else _of_folder(path)
     elif timm.is_model(recipe.teacher):
         if recipe.teacher_path is None:
             raise RecipeError(
@@ -46,7 +48,7 @@ def load_teacher(
             )
         file = Path(recipe.teacher_path)
         arguments = {"num_classes": classes, "in_chans": image.channels}
-        teacher = _filled(timm.create_model(recipe.teacher, **arguments), file)
+        teacher = create_filled(recipe.teacher, arguments, read_weights(file), str(file))
     else:
         raise RecipeError(
             f"the teacher {recipe.teacher!r} is neither a folder nor a timm model",
@@ -62,39 +64,29 @@ def load_teacher(
     )
 
 
-def _of_folder(folder: Path, file: Path) -> nn.Module:
-    config = read_json(folder / "config.json")
-    arguments = {"num_classes": config.get("num_classes"), **(config.get("model_args") or {})}
-    try:
-        model = timm.create_model(config["architecture"], **arguments)
-    except Exception as error:  # the arguments in a folder can be anything
-        raise ModelError(
-            f"timm cannot build the teacher in {folder}: {error}", "Check it."
-        ) from None
-    return _filled(model, file)
+def _of_folder(folder: Path) -> nn.Module:
+    """Load any timm model from a folder that timm wrote."""
+    config, state = read_config(folder), read_weights(weights_in(folder))
+    return create_filled(config["architecture"], constructor_arguments(config), state, str(folder))
 
 
-def _filled(model: Any, file: Path) -> nn.Module:
-    try:
-        model.load_state_dict(read_weights(file, use_ema=True))
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise RecipeError(f"{file} does not fit the teacher: {reason}", "Check both.") from None
-    return model  # type: ignore[no-any-return]
+def _check(teacher: nn.Module, image: ImageFormat, classes: int) -> None:
+    found = check_images(teacher, image)
+    if found != (2, classes):
+        raise RecipeError(
+            f"the teacher returns {found[1:]} logits and the data has {classes} classes",
+            "Use a teacher for the same classes.",
+        )
 
 
 @torch.no_grad()
-def _check(teacher: nn.Module, image: ImageFormat, classes: int) -> None:
+def check_images(teacher: nn.Module, image: ImageFormat) -> tuple[int, ...]:
+    """Refuse a teacher that cannot process such images; return the shape of its logits for two."""
     try:
-        found = teacher(torch.zeros(2, *image.shape)).shape
+        return tuple(teacher(torch.zeros(2, *image.shape)).shape)
     except Exception as error:  # a model can raise any error for a wrong image size
         raise RecipeError(
             f"the teacher cannot process {image.channels} x {image.height} x {image.width} images: "
             f"{error}",
             "A teacher sees the student's images: use a teacher for that size.",
         ) from None
-    if tuple(found) != (2, classes):
-        raise RecipeError(
-            f"the teacher returns {tuple(found[1:])} logits and the data has {classes} classes",
-            "Use a teacher for the same classes.",
-        )

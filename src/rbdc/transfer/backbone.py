@@ -40,7 +40,11 @@ def backbone_of(classifier: nn.Module, recipe: DetectionRecipe) -> tuple[nn.Modu
     `drop_path` and `pyramid_norm` are for ViTs. Its `frozen_norms` is for ResNets: a detector's
     batches are too small to estimate the statistics of batch norms.
     """
-    family_of(classifier)  # refuse other architectures
+    if family_of(classifier).widths is None:
+        raise ModelError(
+            f"{type(classifier).__name__} is not an architecture that detectors are made of",
+            "Use a VisionTransformer or a ResNet of timm.",
+        )
     record: Any = classifier.pretrained_cfg
     if record["input_size"][0] != 3:
         raise ModelError(

@@ -6,7 +6,6 @@ usable box or mask are dropped and counted. Inconsistent files are refused.
 """
 
 import json
-import math
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +21,11 @@ from torch import Tensor
 
 from rbdc.data.files import ImageLocation, locate_image
 from rbdc.data.images import listed_fingerprint
+from rbdc.disk import open_file
 from rbdc.errors import DataError, nearest
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
+_MOST_PIXELS = 100_000  # of a side
 NO_AREA, OUTSIDE, NO_SHAPE = "box without area", "box outside the image", "no usable shape"
 
 
@@ -264,10 +265,11 @@ def pycocotools(part: str) -> ModuleType:
 def read_annotations(path: Path) -> dict[str, Any]:
     """Read a JSON file, and check that it has COCO's lists. Test sets have no annotations."""
     try:
-        content = json.loads(path.read_bytes())
+        with open_file(path) as file:
+            content = json.load(file)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", "Name a file.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _wrong(path, f"is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise _wrong(path, "is not in COCO's format: it contains no JSON object")
@@ -303,7 +305,7 @@ def _sizes(path: Path, entries: Iterable[Mapping[str, Any]]) -> dict[int, tuple[
         height, width, name = (entry.get(key) for key in ("height", "width", "file_name"))
         if not (type(height) is int and type(width) is int and isinstance(name, str)):
             raise _wrong(path, f"does not give file_name, height and width of image {id}")
-        if height < 1 or width < 1:
+        if not (0 < height <= _MOST_PIXELS and 0 < width <= _MOST_PIXELS):
             raise _wrong(path, f"gives image {id} a size of {width} x {height} px")
         sizes[id] = (height, width)
     return sizes
@@ -321,7 +323,7 @@ def _numbers(values: Any, count: int) -> TypeGuard[list[float]]:
     return (
         isinstance(values, list)
         and len(values) == count
-        and all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+        and all(isinstance(value, int | float) and abs(value) < 1e9 for value in values)
     )
 
 

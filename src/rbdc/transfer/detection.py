@@ -75,8 +75,9 @@ class Detection(Problem):
             micro=self.recipe.grad_accum_steps,
         )
         self.val = batches(samples=DetectionSamples(val, names))
-        self.epochs, self.steps_per_epoch = self.recipe.epochs, self.training.steps_per_epoch
+        self.steps_per_epoch = self.training.steps_per_epoch
         self.steps = self.recipe.steps(self.steps_per_epoch)
+        self.epochs = self.steps / self.steps_per_epoch
         self.results = join_results([])  # results of the last evaluation, in rank 0
 
     def to_json(self) -> dict[str, Any]:
@@ -116,7 +117,12 @@ class Detection(Problem):
             warmup_prefix=True,
         )
 
-    def batches(self, start: int, stop: int) -> Iterator[Sequence[DetectionBatch]]:
+    def batches(
+        self,
+        start: int,
+        stop: int,
+        stopped: Callable[[], bool] = lambda: False,  # noqa: ARG002 - waits for nobody
+    ) -> Iterator[Sequence[DetectionBatch]]:
         return self.training.from_step(start, stop)
 
     def image_name(self, index: int) -> str:

@@ -115,7 +115,7 @@ class DetectJob(TrainingJob):
         return {
             "kind": "detect",
             "backbone": self.backbone.name,
-            "epochs": self.recipe.epochs,
+            "epochs": self.recipe.steps(self.steps_per_epoch) / self.steps_per_epoch,
             "seed": self.seed,
             "width": self.backbone.spec.width,
             "metrics": list(self.metrics),
@@ -125,6 +125,11 @@ class DetectJob(TrainingJob):
     def label(self) -> str:
         """The backbone's architecture and its width."""
         return f"detect-{self.backbone.spec.name}-w{self.backbone.spec.width:g}"
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Updates per pass over the training images; too large a batch is refused by `check`."""
+        return max(1, len(self.splits.train.pictures) // self.recipe.batch_size)
 
     @property
     def cost(self) -> DetectorCost:
@@ -139,9 +144,8 @@ class DetectJob(TrainingJob):
     @property
     def flops(self) -> float:
         """FLOPs of the whole training."""
-        batch = self.recipe.batch_size
-        steps = self.recipe.steps(len(self.splits.train.pictures) // batch)
-        return self.image_flops * steps * batch
+        steps = self.recipe.steps(self.steps_per_epoch)
+        return self.image_flops * steps * self.recipe.batch_size
 
     @property
     def model_bytes(self) -> int:

@@ -56,7 +56,7 @@ const SECTIONS = {
       lines.push(h("p", { class: "verdict" }, `RBDC: ${metric.label} ${scoreText(metric, score)} with ${flops(result.training_flops)} for all models of the tree, ${digits(result.normalized_flops, 3)} times what ${digits(r.about.baseline_epochs)} epochs of standard training cost.`));
       if (result.standard) {
         const theirs = primaryScore(r, result.standard);
-        lines.push(h("p", { class: "verdict" }, `Standard training with the same FLOPs: ${metric.label} ${scoreText(metric, theirs)}; ${scoresCompared(metric, score, theirs)} for RBDC${isNumber(result.relative_time) ? `, in ${result.relative_time.toFixed(2)} times the time` : ""}. One seed, so a hint, not a result.`));
+        lines.push(h("p", { class: "verdict" }, `Standard training beside it: ${metric.label} ${scoreText(metric, theirs)}; ${scoresCompared(metric, score, theirs)} for RBDC with ${isNumber(result.relative_flops) ? result.relative_flops.toFixed(2) : "1.00"} of its FLOPs${isNumber(result.relative_time) ? `, in ${result.relative_time.toFixed(2)} times the time` : ""}. One seed, so a hint, not a result.`));
       }
     }
     if (r.transfer) lines.push(...transferVerdict(r.transfer).map((text) => h("p", { class: "verdict" }, text)));
@@ -288,7 +288,7 @@ function reached(summary, metric) {
   const rows = [...new Set(summary.lines.map((line) => line.protocol))].filter((protocol) => protocol !== "standard" && budgets(protocol) > 1 && found("flops", protocol))
     .map((protocol) => [protocol, ...["flops", "time"].flatMap((cost) => cells(cost, found(cost, protocol)))]);
   const notes = [!isKnown(summary, "time") ? null : h("p", { class: "quiet" }, "Time is that of all models involved, one after the other: 1 is standard training with the same FLOPs. At equal time is the difference from it in the time that it took.")];
-  if ((summary.tuning || []).length) notes.push(h("p", { class: "quiet" }, `Learning rates tuned, which cost ${digits(summary.tuning_flops, 3)} times standard training: ${[...new Set(summary.rows.map((row) => `${row.protocol} ${digits(row.lr)}`))].join(", ")}.`));
+  if ((summary.tuning || []).length) notes.push(h("p", { class: "quiet" }, `Tuned on held-out images, which cost ${digits(summary.tuning_flops, 3)} times standard training; learning rate, and the share of the training at which it begins to fall: ${[...new Set(summary.rows.map((row) => `${row.protocol} ${digits(row.lr)}, ${digits(row.decay_start)}`))].join("; ")}.`));
   if (!rows.length) return notes;
   return [...notes, h("h3", {}, `FLOPs and time to reach standard training's best ${metric.label}`), table([["protocol"], ["FLOPs", true], ["95 %", true], ["time", true], ["95 %", true]], rows)];
 }
