@@ -25,8 +25,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import rbdc
+from rbdc.coupling import example_for
 from rbdc.models import ModelSpec, build_empty
-from rbdc.models.coupled import noise_image
 
 
 def plain(parents: list[Path], output: Path, spec: ModelSpec) -> None:
@@ -46,7 +46,7 @@ def couple(parents: list[Path], output: Path, spec: ModelSpec, *, prove: bool = 
     first, second = (rbdc.load(path) for path in parents)
     wide = rbdc.couple(first, second, into=build_empty(spec))
     if prove:
-        rbdc.verify_coupling(first, second, wide, noise_image(wide))
+        rbdc.verify_coupling(first, second, wide, example_for(wide))
     rbdc.export(wide, output)
 
 

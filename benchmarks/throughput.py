@@ -1,12 +1,12 @@
-"""Images per second of our training loop beside timm's, and what a run spends beside its steps.
+"""Compare the speed of our training loop with timm's at each level of a tree, and with itself.
 
     python benchmarks/throughput.py                  # images in memory: the embedded ones
     python benchmarks/throughput.py --cifar FOLDER   # and CIFAR-10 as FOLDER/train/CLASS/*.jpg
     python benchmarks/throughput.py --overhead demo  # where a run's time goes; or demo-deit
 
-Ours is `rbdc.training.train` as a run calls it: its checks, logs and TensorBoard included. timm's
-is the loop of its train.py from its parts, with its defaults: prefetcher, persistent workers,
-FastCollateMixup, no fused optimizer, and not channels last (`--channels-last` asks it to).
+Ours is `rbdc.training.train_together` as a run calls it: its checks, logs and TensorBoard included.
+timm's is the loop of its train.py from its parts, with its defaults: prefetcher, persistent
+workers, FastCollateMixup, no fused optimizer, and not channels last (`--channels-last` asks it to).
 
 Equal are the model with its weights, fp32, batch, workers, AdamW, its schedule, and augmentation:
 - memory: pad by 2 and crop at random, flip. timm has no such crop, so that its data set, of PIL
@@ -16,19 +16,26 @@ Equal are the model with its weights, fp32, batch, workers, AdamW, its schedule,
   `--workers`. A run leaves workers a core each, timm trains with torch's threads, as many as there
   are cores; `--threads` gives both the same.
 
-They take turns. A turn starts anew, and its first steps are not timed; the others are, data
-included, all in one epoch: what timm loses between epochs is not counted. Printed is the ratio of
-median speeds, ours over timm's, with the least and the largest of a turn. Expected: 1.5 in memory
-and 1.0 from folders, or more; what is neither step, batch nor evaluation, under 3 % of a run.
+They take turns, for the target and for each narrow level of a tree of two steps. A turn starts
+anew, and its first steps are not timed; the others are, data included, all in one epoch: what timm
+loses between epochs is not counted. Printed are ratios of medians, with the least and the largest
+of a turn: our speed over timm's; the time of a level's siblings on one stream of batches over their
+time apart, each on a stream of its own; a level's speed over the target's, beside its FLOPs.
+
+Expected: 1.5 of timm's speed in memory and 1.0 from folders, or more; at most 1.0 of the siblings'
+time; what is neither step, batch nor evaluation, under 3 % of a run.
 """
 
 import argparse
 import statistics
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +52,7 @@ from rbdc.errors import Interrupted
 from rbdc.experiments.train import Training, prepare
 from rbdc.jobs import grow, train
 from rbdc.models import ModelSpec
+from rbdc.plan import forward_flops
 from rbdc.runs import run
 from rbdc.settings import Machine, Recipe, read_recipe, split_settings
 from rbdc.training import (
@@ -62,7 +70,7 @@ from rbdc.training.machine import default_threads
 from rbdc.training.state import State
 
 RECIPES = {"deit": ("demo-deit", "deit"), "resnet": ("demo", "resnet50d")}  # memory, folder
-WIDTHS = {"narrow": 0.25, "wide": 1.0}
+LEVELS = {1.0: 1, 0.5: 2, 0.25: 4}  # widths, and how many models of each a tree of two steps has
 EPOCHS = 8  # of the schedule; a turn ends long before
 ALL_THREADS = torch.get_num_threads()
 WARM = 8  # steps of a turn that are not timed: afterwards the workers' queues are as always
@@ -140,27 +148,39 @@ def timm_turn(task: Task, loader: Any, steps: int, channels_last: bool) -> float
     return done[-1] - done[WARM - 1]
 
 
-def our_turn(task: Task, data: DataSet, steps: int, machine: Machine) -> float:
-    """Time `steps` steps of our loop, which is told to stop after them."""
+def our_turn(task: Task, data: DataSet, steps: int, machine: Machine, models: int = 1) -> float:
+    """Time `steps` steps of siblings in our loop, which is told to stop after them."""
     done: list[float] = []
 
-    def stopped() -> bool:  # asked after every step
-        done.append(time.perf_counter())
+    def stopped() -> bool:  # asked after every step, and by the thread that watches shared batches
+        if threading.current_thread() is threading.main_thread():
+            done.append(time.perf_counter())
         return len(done) == WARM + steps
 
-    with tempfile.TemporaryDirectory() as name, suppress(Interrupted):
-        problem = classification.Classification(
-            task, data, lambda: initial_weights(task), machine, World()
-        )
-        with session.Session(problem, Path(name), machine=machine, world=World()) as begun:
-            loop.train(begun, stopped)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack, suppress(Interrupted):
+        begun = []
+        for seed in range(models):
+            folder, own = Path(name) / str(seed), replace(task, seed=seed)
+            folder.mkdir()
+            problem = classification.Classification(
+                own, data, partial(initial_weights, own), machine, World()
+            )
+            sibling = session.Session(problem, folder, machine=machine, world=World())
+            begun.append(stack.enter_context(sibling))
+        list(loop.train_together(begun, stopped))
     return done[-1] - done[WARM - 1]
 
 
-def compare(case: str, data: DataSet, options: argparse.Namespace) -> None:
-    """Print a line: the ratio and both speeds."""
-    _, family, width = case.split()
-    task = make_task(family, WIDTHS[width], data, options.batch_size)
+def spread(ratios: list[float]) -> str:
+    """The median, with the least and the largest."""
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def compare(
+    case: str, family: str, width: float, data: DataSet, options: argparse.Namespace
+) -> tuple[float, int]:
+    """Print a level's ratios; return our images per second, and the FLOPs of an image."""
+    task, models = make_task(family, width, data, options.batch_size), LEVELS[width]
     decoders = 0 if data.in_memory else options.workers
     threads = options.threads or default_threads(decoders)
     machine = Machine(device="cpu", threads=threads, workers=options.workers)
@@ -172,16 +192,20 @@ def compare(case: str, data: DataSet, options: argparse.Namespace) -> None:
     assert WARM + steps < len(data.train) // options.batch_size, "a turn is less than an epoch"
     for _ in range(options.turns + 1):
         ours = our_turn(task, data, steps, machine)
+        together = our_turn(task, data, steps, machine, models) if models > 1 else ours
         torch.set_num_threads(options.threads or ALL_THREADS)
         loader = timm_loader(task, data, images, options.workers)
-        seconds.append((ours, timm_turn(task, loader, steps, options.channels_last)))
+        seconds.append((ours, together, timm_turn(task, loader, steps, options.channels_last)))
         del loader  # and with it its workers
-    ratios = sorted(theirs / ours for ours, theirs in seconds[1:])  # the first was to warm up
-    medians = [statistics.median(column) for column in zip(*seconds[1:], strict=True)]
-    ours, theirs = (steps * options.batch_size / median for median in medians)
-    spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} turns"
-    speeds = f"{ours:.0f} and {theirs:.0f} images/s"
-    print(f"{case:>18}: {ours / theirs:.2f}x timm ({spread}), {speeds}", flush=True)
+    del seconds[0]  # it was to warm up
+    beside_timm = spread([theirs / ours for ours, _, theirs in seconds])
+    print(f"{case:>18}: {beside_timm} of timm's speed in {len(seconds)} turns", end="")
+    if models > 1:
+        shared = spread([together / (models * ours) for ours, together, _ in seconds])
+        print(f"; {models} on one stream: {shared} of their time apart", end="")
+    print(flush=True)
+    speed = steps * options.batch_size / statistics.median(ours for ours, _, _ in seconds)
+    return speed, forward_flops(task.model)
 
 
 class Clock:
@@ -262,9 +286,18 @@ def main() -> None:
         return
     for data in map(open_data, filter(None, ["embedded", options.cifar])):
         kind = "memory" if data.in_memory else "folder"
-        for case in [f"{kind} {family} {width}" for family in RECIPES for width in WIDTHS]:
-            if options.only in case:
-                compare(case, data, options)
+        for family in RECIPES:
+            found = {}
+            for width in LEVELS:
+                if options.only in (case := f"{kind} {family} {width:g}"):
+                    found[width] = speed, flops = compare(case, family, width, data, options)
+                    if width < 1 and 1.0 in found:
+                        target_speed, target_flops = found[1.0]
+                        print(
+                            f"{'':>20}{speed / target_speed:.1f} times the target's speed; "
+                            f"{target_flops / flops:.1f} times fewer FLOPs",
+                            flush=True,
+                        )
 
 
 if __name__ == "__main__":

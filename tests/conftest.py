@@ -1,17 +1,28 @@
 """What many tests share."""
 
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
+from rbdc import models
 from rbdc.models.build import _meta
 from tests.support import folder_data, made_once
 
 # `build` caches models without memory, which have a dtype: float64 has a cache of its own.
 _double_meta = cache(_meta.__wrapped__)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def structures(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Remember how models couple among the tests' own files, for all workers of a session."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    models.structures.FOLDER = root / "structures"
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +47,7 @@ def double_precision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is slow
+hypothesis.settings.load_profile("any machine")

@@ -1,10 +1,14 @@
 """What several tests need: small models with telling weights."""
 
 import fcntl
+import json
 import multiprocessing
 import os
 import shutil
+import sys
+import time
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 import rbdc
+from rbdc.cli import main
 from rbdc.data import DataSet, ImageSet, embedded, memory_data, open_data
+from rbdc.disk import write_json
 from rbdc.jobs.engine import Watcher
 from rbdc.runs.run import Run, Where, start
 from rbdc.settings import Machine, Recipe
@@ -109,6 +115,14 @@ def folder_data(root: Path, train: int = 40, test: int = 20) -> DataSet:
             folder.mkdir(parents=True, exist_ok=True)
             split.read(index).save(folder / f"{index:03d}.png")
     return open_data(str(root))
+
+
+def change(path: Path, **values: Any) -> dict[str, Any]:
+    """Change entries of a JSON file of ours, with the right checksum; return its content."""
+    content = {**json.loads(path.read_text()), **values}
+    content.pop("checksum", None)
+    write_json(path, content)
+    return content
 
 
 PLAIN = {"scale": None, "crop_padding": 2, "color_jitter": 0.0}
@@ -230,3 +244,32 @@ def forked(target: Callable[..., None], *args: Any) -> ForkProcess:
 def _alone(target: Callable[..., None], *args: Any) -> None:
     torch.set_num_threads(1)  # OpenMP's other threads were not copied: waiting for them is for ever
     target(*args)
+
+
+def forked_command(
+    words: list[str], said: Path, main: Callable[[list[str]], Any] = main
+) -> ForkProcess:
+    """Start a command as the head of a process group; what it says goes into a file.
+
+    It is a copy of this process: a new one would spend seconds on imports.
+    """
+    said.touch()
+    return forked(_command, words, said, main)
+
+
+def _command(words: list[str], said: Path, main: Callable[[list[str]], Any]) -> None:
+    os.setsid()
+    with said.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    resource_tracker._resource_tracker.__init__()  # type: ignore[misc]  # the copied one is ours
+    sys.exit(main(words))
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait until the condition holds."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)

@@ -12,7 +12,8 @@ import rbdc
 SOURCE = Path(rbdc.__file__).parent
 ORDER = [
     {"errors"},
-    {"disk", "metrics", "settings"},
+    {"disk", "structure"},
+    {"metrics", "settings"},
     {"coupling", "data"},
     {"models"},
     {"plan"},

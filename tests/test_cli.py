@@ -121,7 +121,7 @@ def test_the_command_lines_defaults_are_those_of_python() -> None:
     defaults = {
         name: parameter.default
         for name, parameter in inspect.signature(make_plan).parameters.items()
-        if name not in ("model", "speeds", "batch_size")  # of a run, and of --speeds
+        if name not in ("model", "growth", "shares", "speeds", "batch_size")  # of a run, --speeds
     }
     parsed = plan_parser().parse_args(["resnet18"])
     assert not given_settings(parsed, Request).keys() - {"model"}, "nothing is given"

@@ -1,15 +1,13 @@
 """`rbdc compare` and `rbdc reproduce`, as a user meets them."""
 
 import json
-import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from rbdc.cli import main
-from tests.support import TINY
+from tests.support import TINY, forked_command
 
 RESNET = "resnet18d"
 
@@ -32,17 +30,15 @@ def test_tuned_stopped_and_gone_on_with(
     words = command(
         folder, output, "--protocols=gradmax,rbdc:1", "--budgets=1.0", "--tune=0.0005,0.002"
     )
-    with subprocess.Popen(
-        [sys.executable, "-m", "rbdc.cli", *words], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
-        for line in process.stdout:
-            if "rbdc:1 1 seed 0: 1.0" in line:
-                process.send_signal(signal.SIGTERM)
-                break
-        rest = process.stdout.read()
-    assert process.returncode == 75
-    assert "missing" in rest and "learning rates tuned" in rest
+    process, said = forked_command(words, tmp_path / "said.txt"), tmp_path / "said.txt"
+    begun = "rbdc:1 1 seed 0: 1.0"
+    while begun not in said.read_text() and process.is_alive():
+        time.sleep(0.02)
+    process.terminate()
+    process.join()
+    _, _, rest = said.read_text().partition(begun)
+    assert process.exitcode == 75
+    assert "missing" in rest and "tuned on held-out images" in rest
     assert main(words) == 0
     text = capfd.readouterr().out
     assert "6 trials of 21 jobs" in text

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rbdc.cli import main
-from tests.support import TINY, own_copy
+from tests.support import TINY, forked_command, own_copy
 
 RESNET = "resnet18d"
 
@@ -134,13 +132,12 @@ def test_killed_and_stopped_side_by_side(
     output = tmp_path / "run"
     words = command(folder, output, "--jobs=2", "--workers=0", "--checkpoint-minutes=0")
     words.append("--no-tensorboard")
-    start = [sys.executable, "-m", "rbdc.cli", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(start, env=environment, stdout=subprocess.DEVNULL, text=True) as process:
-        while not list(output.glob("jobs/*/checkpoints/step-*")) and process.poll() is None:
-            time.sleep(0.02)
-        workers = children(process.pid)
-        process.kill()
+    process, said = forked_command(words, tmp_path / "killed.txt"), tmp_path / "stopped.txt"
+    while not list(output.glob("jobs/*/checkpoints/step-*")) and process.is_alive():
+        time.sleep(0.02)
+    workers = children(process.pid or 0)
+    process.kill()
+    process.join()
     assert len(workers) == 4  # two workers, their server, and multiprocessing's tracker
     while any(alive(worker) for worker in workers):
         time.sleep(0.05)
@@ -148,22 +145,15 @@ def test_killed_and_stopped_side_by_side(
     assert main(["status", str(output)]) == 0
     assert "stopped" in capsys.readouterr().out
 
-    with subprocess.Popen(
-        start,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout and process.stderr
-        assert any("output" in line for line in process.stdout), process.stderr.read()
-        while len(children(process.pid)) < 4 and process.poll() is None:
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGUSR1)  # as systemd, Slurm and `timeout` do: to everyone
-        errors = process.stderr.read()
-    assert process.returncode == 75, errors
-    assert "saved. The same command goes on from there." in errors
+    process = forked_command(words, said)
+    while "output" not in said.read_text() and process.is_alive():
+        time.sleep(0.02)
+    while len(children(process.pid or 0)) < 4 and process.is_alive():
+        time.sleep(0.02)
+    os.killpg(process.pid or 0, signal.SIGUSR1)  # as systemd, Slurm and `timeout` do: to everyone
+    process.join()
+    assert process.exitcode == 75, said.read_text()
+    assert "saved. The same command goes on from there." in said.read_text()
 
     assert main(words) == 0
     for name, tensor in weights(output).items():

@@ -28,7 +28,7 @@ from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.experiments.train import Training
 from rbdc.jobs.engine import Event
 from rbdc.jobs.job import Job
-from rbdc.jobs.layout import FAILED, LEASE, MODEL
+from rbdc.jobs.layout import FAILED, LEASE, MODEL, PROGRESS
 from rbdc.jobs.store import Store
 from rbdc.settings import Cluster, Machine
 from rbdc.training import join_world
@@ -46,8 +46,8 @@ from tests.transfer.scenes import classifier, write_scenes
 from tests.transfer.test_transfer import recipe as detection
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster for all of them
-# Long enough to be killed in; parents train until a new worker on the other node has begun too.
-LONG: dict[str, Any] = {"steps": 1, "epochs": 20.0, "ratio": 1.0}
+# A target of 100 steps, long enough to be stopped in; parents of 25 steps, which are held for that.
+LONG: dict[str, Any] = {"steps": 1, "epochs": 20.0, "ratio": 4.0}
 SHORT: dict[str, Any] = {"steps": 1, "epochs": 2.0}
 
 
@@ -121,7 +121,7 @@ class Driver:
         nodes = prepared.run().nodes
         self.jobs = {node.name: node.job for node in nodes}
         asked = Cluster(**{"engine": "ray", "address": self.cluster.address, **settings})
-        process.start(prepared, output, machine, asked, self.log)
+        process.start(_drive, prepared, output, machine, asked, self.log)
 
     @property
     def pid(self) -> int:
@@ -134,13 +134,41 @@ class Driver:
             time.sleep(0.01)
         return found
 
-    def worker(self, name: str) -> tuple[int, int]:
-        """(process, raylet) of the job of that name, once it has reported and saved something."""
+    def worker(self, name: str, left: str = "checkpoints/step-*") -> int:
+        """The process of a job, held by SIGSTOP once it has left a file in its folder.
+
+        So the shortest training is still there to be killed; SIGCONT lets it go on.
+        """
+        return self._hold(name, self.until(lambda: self._running(name))[0], left)
+
+    def elsewhere(self) -> tuple[str, int, int]:
+        """(name, process, raylet) of the parent that is not on the first node, held likewise."""
+        first = self.cluster.raylets[0]
+
+        def look() -> tuple[str, int, int] | None:
+            found = ((name, self._running(name)) for name in ("1.0", "1.1"))
+            return next(((name, *one) for name, one in found if one and one[1] != first), None)
+
+        name, process, raylet = self.until(look)
+        return name, self._hold(name, process), raylet
+
+    def _running(self, name: str) -> tuple[int, int] | None:
+        """(process, raylet) of a job that has begun."""
         job = self.jobs[name]
-        self.until(lambda: list(self.folder(job).glob("checkpoints/step-*")))
-        self.until(lambda: "started" in self.events(name))
-        found: tuple[int, int] = self.until(lambda: self.cluster.worker(_title(job)))
-        return found
+        if not self.folder(job).exists():  # looking through all processes takes a while
+            return None
+        return self.cluster.worker(_title(job))
+
+    def _hold(self, name: str, process: int, left: str = "checkpoints/step-*") -> int:
+        self.until(lambda: list(self.folder(self.jobs[name]).glob(left)))
+        os.kill(process, signal.SIGSTOP)
+        while "started" not in self.events(name):  # its note is on the way: give it moments
+            assert self.process.runs(), self.said()
+            os.kill(process, signal.SIGCONT)
+            time.sleep(0.03)
+            os.kill(process, signal.SIGSTOP)
+            time.sleep(0.2)
+        return process
 
     def folder(self, job: Job) -> Path:
         return self.output / "jobs" / f"{job.label}-{job.key[:16]}"
@@ -165,13 +193,14 @@ def _title(job: Job) -> str:
 
 
 def _serve(address: str, orders: Any) -> None:
-    """Join the cluster, then run what is ordered and answer with its exit code."""
+    """Join the cluster, then do what is ordered and answer with its exit code."""
     sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1)
     warnings.simplefilter("always")
     warnings.showwarning = lambda message, *_others: print(message, flush=True)
     with ray_started(address):
         while True:
-            orders.send(_drive(*orders.recv()))
+            do, *args = orders.recv()
+            orders.send(do(*args))
 
 
 def _drive(prepared: Any, output: Path, machine: Machine, cluster: Cluster, log: Path) -> int:
@@ -203,17 +232,25 @@ def processes() -> Iterator[list[DriverProcess]]:
 
 
 @pytest.fixture
-def drive(cluster: RayCluster, processes: list[DriverProcess]) -> Iterator[Callable[..., Driver]]:
-    """Start runs that end with the test."""
+def join(
+    cluster: RayCluster, processes: list[DriverProcess]
+) -> Iterator[Callable[[], DriverProcess]]:
+    """Return a process that has joined the cluster and has nothing to do."""
 
-    def start(*args: Any, **settings: Any) -> Driver:
+    def free() -> DriverProcess:
         if not (processes and processes[-1].is_free):
             processes.append(DriverProcess(cluster))
-        return Driver(processes[-1], *args, **settings)
+        return processes[-1]
 
-    yield start
+    yield free
     if processes and not processes[-1].is_free:
         processes[-1].kill()
+
+
+@pytest.fixture
+def drive(join: Callable[[], DriverProcess]) -> Callable[..., Driver]:
+    """Start runs that end with the test."""
+    return lambda *args, **settings: Driver(join(), *args, **settings)
 
 
 Drive = Callable[..., Driver]
@@ -223,7 +260,7 @@ def test_a_killed_worker_and_the_same_bits(
     folder: Path, straight: Path, tmp_path: Path, drive: Drive
 ) -> None:
     driver = drive(small_tree(folder, **LONG), tmp_path / "run")
-    os.kill(driver.worker("1.0")[0], signal.SIGKILL)
+    os.kill(driver.worker("1.0"), signal.SIGKILL)
     assert driver.finish() == 0, driver.said()
     assert_same_model(straight, driver.output)
     assert "lost its worker 1 times" in driver.said()
@@ -241,10 +278,10 @@ def test_a_lost_node(
     folder: Path, straight: Path, tmp_path: Path, cluster: RayCluster, drive: Drive
 ) -> None:
     driver = drive(small_tree(folder, **LONG), tmp_path / "run")
-    places = {name: driver.worker(name)[1] for name in ("1.0", "1.1")}
-    victim = next(raylet for raylet in places.values() if raylet != cluster.raylets[0])
-    os.kill(victim, signal.SIGKILL)
-    cluster.raylets.remove(victim)
+    _name, worker, raylet = driver.elsewhere()
+    for process in (raylet, worker):
+        os.kill(process, signal.SIGKILL)
+    cluster.raylets.remove(raylet)
     assert driver.finish() == 0, driver.said()
     assert_same_model(straight, driver.output)
     assert "lost its worker 1 times" in driver.said()
@@ -256,13 +293,10 @@ def test_a_node_that_hangs(
 ) -> None:
     """Ray gives it up, and the job to another; then its worker wakes up, and would train on."""
     driver = drive(small_tree(folder, **LONG), tmp_path / "run")
-    places = {name: driver.worker(name) for name in ("1.0", "1.1")}
-    name = next(name for name, (_, raylet) in places.items() if raylet != cluster.raylets[0])
-    worker, raylet = places[name]
+    name, worker, raylet = driver.elsewhere()
+    os.kill(raylet, signal.SIGSTOP)
     lease = driver.folder(driver.jobs[name]) / LEASE
     first = lease.read_text()
-    for process in (worker, raylet):
-        os.kill(process, signal.SIGSTOP)
     try:
         driver.until(lambda: lease.exists() and lease.read_text() not in ("", first))
         os.kill(worker, signal.SIGCONT)
@@ -275,21 +309,23 @@ def test_a_node_that_hangs(
     cluster.add()
 
 
-def _ask_a_worker(address: str) -> None:
+def _ask_a_worker(address: str) -> int:
     facts = worker_facts(Cluster(engine="ray", address=address), "auto")
     assert facts == read_facts("auto"), facts  # the nodes are this machine, without a GPU
     try:
         worker_facts(Cluster(engine="ray", address=address), "abacus")
     except RunError as error:
         assert "the device 'abacus' cannot be used" in error.problem
-    else:
-        raise AssertionError("an unknown device")
+        return 0
+    raise AssertionError("an unknown device")
 
 
-def test_a_worker_describes_its_machine(cluster: RayCluster) -> None:
-    process = cluster.start(_ask_a_worker, cluster.address)
-    process.join(120)
-    assert process.exitcode == 0
+def test_a_worker_describes_its_machine(
+    cluster: RayCluster, join: Callable[[], DriverProcess]
+) -> None:
+    process = join()
+    process.start(_ask_a_worker, cluster.address)
+    assert process.finish() == 0
 
 
 def _go_on_without_lease(folder: Path, store: Path) -> None:
@@ -334,10 +370,11 @@ def test_a_killed_driver_and_another_at_the_same_time(
 ) -> None:
     prepared, output = small_tree(folder, **LONG), tmp_path / "run"
     driver = drive(prepared, output)
-    driver.worker("1.0")
+    worker = driver.worker("1.0")
     with pytest.raises(RunError, match=rf"in use by another run: process {driver.pid} "):
         run(prepared, output)
     os.kill(driver.pid, signal.SIGKILL)
+    os.kill(worker, signal.SIGCONT)
     while cluster.worker(_title(driver.jobs["1.0"])):  # it ends with its driver
         time.sleep(0.01)
     assert driver.finish() == -signal.SIGKILL
@@ -353,9 +390,9 @@ def test_stop_signals(folder: Path, straight: Path, tmp_path: Path, drive: Drive
     prepared, output = small_tree(folder, **LONG), tmp_path / "run"
     driver = drive(prepared, output, machine=QUICK)  # saves when it is told to, or at its end
     victim = driver.jobs["1.0"]
-    process, _ = driver.until(lambda: driver.cluster.worker(_title(victim)))
-    driver.until(lambda: "progress" in driver.events("1.0"))
-    os.kill(process, signal.SIGTERM)
+    process = driver.worker("1.0", PROGRESS)
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        os.kill(process, number)
     driver.until(lambda: "its worker got a stop signal" in driver.said())
     assert list(driver.folder(victim).glob("checkpoints/step-*"))
     driver.until(lambda: driver.events("target").count("progress") > 1)
@@ -370,7 +407,7 @@ def test_stop_signals(folder: Path, straight: Path, tmp_path: Path, drive: Drive
 def test_a_job_is_given_up_and_the_others_go_on(folder: Path, tmp_path: Path, drive: Drive) -> None:
     driver = drive(small_tree(folder, **LONG), tmp_path / "run", retries=1)
     for _ in range(2):
-        process, _ = driver.worker("1.0")
+        process = driver.worker("1.0")
         os.kill(process, signal.SIGKILL)
         driver.until(partial(_is_gone, process))
     assert driver.finish() == 2
@@ -399,7 +436,7 @@ def _rank(rank: int, port: int, prepared: Training, output: Path) -> None:
 
 def test_several_processes_on_one_model(folder: Path, tmp_path: Path, drive: Drive) -> None:
     """A group of Ray Train, of which one is killed, makes what two processes of torchrun do."""
-    prepared = small_tree(folder, DEIT, **{**LONG, "epochs": 12.0})
+    prepared = small_tree(folder, DEIT, **{**LONG, "epochs": 8.0})
     driver = drive(prepared, tmp_path / "run", workers_per_job=(2, 1), cpus_per_job=(2, 1))
     target = driver.folder(driver.jobs["target"])
     driver.until(lambda: list(target.glob("checkpoints/step-*")))
@@ -421,10 +458,10 @@ def test_detectors_too(tmp_path: Path, drive: Drive) -> None:
     rbdc.export(classifier(), tmp_path / "vit")
     found = [find_backbone(str(tmp_path / "vit")), find_backbone(f"scratch:{tmp_path / 'vit'}")]
     splits = open_splits(write_scenes(tmp_path / "scenes"))
-    both = prepare_transfer(found, splits, detection(epochs=12.0))
+    both = prepare_transfer(found, splits, detection(epochs=6.0))
     alone = started(both, tmp_path / "alone", machine=QUICK, watch=lambda _event: None, jobs=1)
     driver = drive(both, tmp_path / "run")
-    os.kill(driver.worker("vit")[0], signal.SIGKILL)
+    os.kill(driver.worker("vit"), signal.SIGKILL)
     assert driver.finish() == 0, driver.said()
     assert "lost its worker 1 times" in driver.said()
     result = json.loads((driver.output / "result.json").read_text())

@@ -31,6 +31,7 @@ from rbdc.data import (
     ImageFormat,
     TrainingBatches,
     check_batch_size,
+    hold_out,
     open_data,
 )
 from rbdc.data.augment import EvaluationTransform
@@ -601,3 +602,32 @@ def test_small_test_sets_are_decoded_once(
         assert equal([again], [passes[0]])
     decoded = [sum(batch.decoded for batch in found) for found in passes]
     assert decoded == ([7, 0, 0] if most else [7, 7, 7])
+
+
+def test_a_stage_of_lower_resolution_sees_the_same_crops_smaller(memory: DataSet) -> None:
+    small = replace(IMAGE, height=IMAGE.height // 2, width=IMAGE.width // 2)
+    for (full,), (half,) in zip(
+        batches(memory, BATCHED), batches(memory, BATCHED, image=small), strict=True
+    ):
+        assert torch.equal(full.targets, half.targets)
+        assert half.images.shape[-2:] == (small.height, small.width)
+        expected = torch.nn.functional.avg_pool2d(full.images, 2)
+        assert (half.images - expected).abs().mean() < 0.5 * full.images.std()
+    tested = list(EvaluationBatches(memory, small, batch_size=4))
+    assert all(batch.images.shape[-2:] == (small.height, small.width) for batch in tested)
+
+
+def test_held_out_images_are_in_one_part_and_the_test_images_in_none(
+    folder: DataSet, memory: DataSet
+) -> None:
+    for data in (folder, memory):
+        parts = hold_out(data, 0.25)
+        assert (len(parts.train), len(parts.test)) == (IMAGES - 6, 6)
+        assert parts.fingerprint != data.fingerprint
+        seen = [
+            part.read(index).convert("RGB").tobytes()
+            for part in (parts.train, parts.test)
+            for index in range(len(part))
+        ]
+        known = [data.train.read(index).convert("RGB").tobytes() for index in range(IMAGES)]
+        assert sorted(seen) == sorted(known)

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing.context import ForkProcess
@@ -20,8 +20,10 @@ import torch
 from rbdc.data import Batch, DataSet, TrainingBatches, batches, exchange, open_data
 from rbdc.data.exchange import Content, Exchange, Membership, Request, find_folder
 from rbdc.errors import DataError
+from rbdc.jobs.engine import stop_requested
 from rbdc.settings import Augmentation
 from tests.data.pictures import IMAGE, damaged, image_set, make_folder, write
+from tests.support import until
 
 IMAGES, BATCH, STEPS = 24, 8, 40
 HOW = Augmentation(reprob=0.5, mixup=0.8)
@@ -71,13 +73,6 @@ class Sibling:
         os.kill(self.process.pid or 0, number)
 
 
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-
-
 class Group:
     """Siblings on one stream of batches."""
 
@@ -97,12 +92,15 @@ class Group:
             warnings.simplefilter("ignore")
             if gate:
                 batches.Membership = _meeting(gate)  # type: ignore[misc]
-            with log.open("w") as file:
-                for step, micro in enumerate(self.make(**options).from_step(start, STEPS), start):
+            with log.open("w") as file, stop_requested() as stopped:
+                read = self.make(**options).from_step(start, STEPS, stopped)
+                for step, micro in enumerate(read, start):
                     row = [step, digest(micro), sum(batch.decoded for batch in micro)]
                     file.write(json.dumps(row) + "\n")
                     file.flush()
                     time.sleep(pause)
+                    if stopped():
+                        return
 
         process = fork.Process(target=read)
         process.start()
@@ -189,6 +187,38 @@ def test_a_stopped_sibling_is_waited_for_and_then_left_behind(
     stopped.signal(signal.SIGCONT)
     group.check(stopped.end())
     assert group.is_gone()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stop_signal_is_answered_while_a_stopped_sibling_is_waited_for(
+    group: Group, workers: int
+) -> None:
+    """A sibling that stands still is waited for at least a minute, but not after SIGTERM."""
+    gate = fork.Barrier(2)
+    still, other = (group.start(workers=workers, pause=0.02, gate=gate) for _ in range(2))
+    still.wait(5)
+    still.signal(signal.SIGSTOP)
+    reached = _stalled(other)
+    assert reached < STEPS
+    began = time.monotonic()
+    other.signal(signal.SIGTERM)
+    lines = other.end()
+    assert time.monotonic() - began < 5 < exchange.PATIENCE[0]
+    assert len(lines) == reached + 1  # it ends after the step that it waited for
+    assert [found for _, found, _ in lines] == group.expected[: reached + 1]
+    still.signal(signal.SIGCONT)
+    group.check(still.end())
+    assert group.is_gone()
+
+
+def _stalled(sibling: Sibling) -> int:
+    """Return the batches that a sibling has when it gets no more for a while."""
+    found, since = -1, time.monotonic()
+    while time.monotonic() - since < 1:
+        if len(sibling.lines()) != found:
+            found, since = len(sibling.lines()), time.monotonic()
+        time.sleep(0.01)
+    return found
 
 
 def test_a_stopped_worker_that_decodes_is_not_waited_for(

@@ -93,7 +93,7 @@ def test_a_transition_a_level_from_the_leaves_up(data: DataSet) -> None:
     first, last = jobs["1.0"].initial, jobs["target"].initial
     assert first and last and first.method == Coupling(transition="carry")
     assert last.method == Coupling(transition="restart")
-    with pytest.raises(RecipeError, match="3 transitions are given for 2 couplings"):
+    with pytest.raises(RecipeError, match="3 transitions are given for 2 between the stages"):
         tree_of(data, transition=("carry",) * 3)
 
 

@@ -11,7 +11,7 @@ from rbdc.jobs import measure, speeds
 from rbdc.jobs.measure import Measurement, measure_training, median_seconds
 from rbdc.jobs.speeds import measured_speeds
 from rbdc.models import ModelSpec
-from rbdc.plan import levels_of
+from rbdc.plan import Growth
 from rbdc.settings import Machine, Recipe
 from rbdc.training import Task, image_format
 from tests.support import SMALL_VIT, small_data
@@ -26,7 +26,7 @@ def tasks(recipe: Recipe = RECIPE) -> list[Task]:
     return [
         Task(model=model, recipe=recipe, image=image, epochs=1, seed=0, data_seed=0,
              warmup_epochs=0)
-        for model in levels_of(SPEC, 1)
+        for model in Growth().levels(SPEC, 1)
     ]  # fmt: skip
 
 

@@ -140,7 +140,10 @@ def test_a_width_is_allowed_exactly_while_heads_stay_whole(
             "cannot be stored as JSON",
         ),
         ("resnet18", 1.0, {"pretrained": True}, "describes only an architecture"),
-        ("vgg11", 1.0, {}, "VGG is not an architecture whose width RBDC can scale"),
+        ("deit_tiny_patch16_224", 0.5, {}, "num_heads is 3 at full width"),
+        ("convnext_atto", 0.3, {}, "can only be halved"),
+        ("swin_tiny_patch4_window7_224", 2**-6, {}, "SwinTransformer cannot be built at 1/64"),
+        ("torchvision:resnet81", 1.0, {}, "Did you mean"),
     ],
 )
 def test_what_cannot_be_built_says_why(

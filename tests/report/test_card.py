@@ -30,7 +30,7 @@ from rbdc.report.figures import plotted_scores
 from rbdc.report.read import read_run
 from rbdc.settings import read_recipe, split_settings
 from tests.report.conftest import small_run
-from tests.support import QUICK, images, logits, started
+from tests.support import QUICK, change, images, logits, started
 from tests.support import forked as in_another_process
 
 FILES = {
@@ -54,10 +54,6 @@ def exported(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(finished: Path, tmp_path: Path) -> Path:
     """A run that may be changed."""
     return Path(shutil.copytree(finished, tmp_path / "run"))
-
-
-def change(path: Path, **values: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def contents(folder: Path) -> set[str]:

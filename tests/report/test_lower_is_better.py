@@ -21,6 +21,7 @@ from rbdc.report.run import result_lines, run_status, status_table
 from tests.experiments.test_statistics import perplexity_rows
 from tests.report.browsing import visit
 from tests.report.test_figures import drawn
+from tests.support import change
 
 PERPLEXITY = METRICS["perplexity"]
 BEST_LAST = ["slow", "standard", "fast", "at once"]
@@ -89,10 +90,6 @@ def test_the_best_is_on_top(summary: dict[str, Any], figures: list[Any], tmp_pat
     assert labels == [f"{name} (1)" for name in reversed(BEST_LAST)]
 
 
-def change(path: Path, **values: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
 @pytest.fixture
 def by_perplexity(finished: Path, tmp_path: Path) -> Path:
     """The finished run as one of a language model: its perplexity follows from its loss."""
@@ -123,6 +120,8 @@ def test_the_end_of_a_run(by_perplexity: Path, tmp_path: Path) -> None:
     text = "\n".join(result_lines(result, tmp_path))
     assert "RBDC:      perplexity 10.00 with" in text and "standard:  perplexity 12.50" in text
     assert "2.50 less (better) for RBDC at the same FLOPs, in 1.32 times the time\n" in text
+    half = "\n".join(result_lines({**result, "relative_flops": 0.5}, tmp_path))
+    assert "for RBDC with 0.50 of its FLOPs, in 1.32 times the time\n" in half
     old = "\n".join(result_lines({**result, "relative_time": None}, tmp_path))
     assert "2.50 less (better) for RBDC at the same FLOPs\n" in old
     console = Console(width=110, file=StringIO(), record=True)
@@ -146,7 +145,10 @@ def test_curves(by_perplexity: Path) -> None:
 def test_the_page_of_a_run(browser: Browser, by_perplexity: Path, tmp_path: Path) -> None:
     seen = visit(browser, [by_perplexity], tmp_path)
     assert "RBDC: perplexity 10.00 with" in seen.text("#verdict")
-    assert "; 2.50 less (better) for RBDC, in 1.32 times the time." in seen.text("#verdict")
+    assert (
+        "; 2.50 less (better) for RBDC with 1.00 of its FLOPs, in 1.32 times the time."
+        in seen.text("#verdict")
+    )
     run = read_run(by_perplexity)
     target = next(node for node in run["nodes"].values() if node["name"] == "target")
     start, end = (target[which]["perplexity"] for which in ("start", "metrics"))

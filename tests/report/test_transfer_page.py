@@ -27,7 +27,7 @@ from rbdc.transfer.coco import open_splits
 from rbdc.transfer.jobs import find_backbone
 from rbdc.transfer.prepare import prepare_transfer
 from tests.report.browsing import EVIL, visit
-from tests.support import QUICK, made_once, started
+from tests.support import QUICK, change, made_once, started
 from tests.transfer.scenes import classifier, write_split
 
 TREE_ONLY = ("tree", "budget", "weights", "compare")
@@ -58,12 +58,6 @@ def _transfer(root: Path) -> None:
 def copied(transfer: Path, tmp_path: Path) -> Path:
     """A run that may be changed."""
     return Path(shutil.copytree(transfer, tmp_path / "copy"))
-
-
-def change(path: Path, **values: Any) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text()) | values
-    path.write_text(json.dumps(content))
-    return content
 
 
 def folders(run: Path) -> list[Path]:

@@ -22,7 +22,7 @@ from rbdc.jobs.layout import PROGRESS, RESULT
 from rbdc.report.run import run_status
 from rbdc.report.watch import fitted_table, watch_run
 from tests.report.conftest import small_run
-from tests.support import QUICK, forked, started
+from tests.support import QUICK, change, forked, started
 
 
 @pytest.fixture
@@ -156,10 +156,10 @@ def test_between_the_parts_of_a_comparison_it_is_not_over(copied: Path) -> None:
     (copied / "result.json").unlink()
     about = {"model": {"name": "x"}, "baseline_flops": 1.0}
     run["request"] = {"setting": about}
-    (copied / "run.json").write_text(json.dumps({**run, "nodes": run["nodes"][:2]}))
+    change(copied / "run.json", **{**run, "nodes": run["nodes"][:2]})
 
     def goes_on() -> None:
-        (copied / "run.json").write_text(json.dumps(run))
+        change(copied / "run.json", **run)
         hold(copied)
 
     text, _ = watched(copied, goes_on, nothing, (copied / "run.lock").unlink, nothing)
@@ -244,8 +244,8 @@ def test_a_model_that_ends_while_it_is_read_has_spent_all_it_did(
     result.unlink()
     progress.write_text(json.dumps({"step": 9, "steps": 9, "scores": None}))
 
-    def read_just_before_its_end(path: Path) -> Any:
-        value = read_json(path)
+    def read_just_before_its_end(path: Path, shape: Any) -> Any:
+        value: Any = read_json(path, shape)
         if path.parent == place:  # as `Store.finish` does it
             result.write_text(ended)
             progress.unlink(missing_ok=True)

@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.run import main as torchrun
 
 from rbdc.errors import Interrupted
 from rbdc.training import World, join_world
 from rbdc.training.world import leave_world
 from tests.runs.test_run import EAGER, assert_same_model, run, small_tree
-from tests.support import TINY, forked, made_once, started
+from tests.support import TINY, forked, forked_command, made_once, started
 
 DEIT = "deit_tiny_patch16_224"
 SETTINGS: dict[str, Any] = {
@@ -135,20 +134,16 @@ def test_a_signal_to_one_stops_all_at_the_same_step(
 def test_torchrun(folder: Path, tmp_path: Path) -> None:
     arguments = " ".join(f"{key}={value}" for key, value in TINY[DEIT].items())
     command = (
-        f"-m torch.distributed.run --nproc_per_node=2 --master_addr=127.0.0.1 "
+        f"--nproc_per_node=2 --master_addr=127.0.0.1 "
         f"--master_port={free_port()} -m rbdc.cli train --model {DEIT} --model-kwargs {arguments} "
         f"--data {folder} --in-memory --scale null --aa null --color-jitter 0 --aug-repeats 0 "
         f"--epochs 2 --steps 1 --batch-size 8 --no-tensorboard --output {tmp_path / 'run'}"
     )
-    done = subprocess.run(
-        [sys.executable, *command.split()],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("RBDC:      top-1") == 1  # only one of them talks
+    said = tmp_path / "said.txt"
+    process = forked_command(command.split(), said, main=torchrun)
+    process.join()
+    assert process.exitcode == 0, said.read_text()
+    assert said.read_text().count("RBDC:      top-1") == 1  # only one of them talks
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 

@@ -114,13 +114,33 @@ def test_a_finished_run_is_found_finished(folder: Path, straight: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (straight / "jobs").rglob("*")} == before
 
 
+DEEPER: dict[str, dict[str, Any]] = {RESNET: {"layers": [2, 1, 1, 1]}, DEIT: {"patch_size": 7}}
+"""Enough blocks and patches to grow in depth and resolution."""
+
+
 @pytest.mark.parametrize("name", [RESNET, DEIT])
-@pytest.mark.parametrize("transition", ["restart", "carry"])
-def test_stopped_across_couplings_it_ends_with_the_same_bits(
-    name: str, transition: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "transition, grow",
+    [
+        ("restart", ("width",)),
+        ("carry", ("width",)),
+        ("carry", ("width", "depth", "resolution")),
+        ("restart", ("depth", "resolution")),
+    ],
+)
+def test_stopped_across_transitions_it_ends_with_the_same_bits(
+    name: str,
+    transition: str,
+    grow: tuple[str, ...],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings: dict[str, Any] = {
         "transition": (transition,),
+        "grow": grow,
+        "model_kwargs": {**TINY[name], **(DEEPER[name] if "depth" in grow else {})},
+        **({"steps": 1} if "depth" in grow else {}),
         "model_ema": True,
         "model_ema_decay": 0.9,
         "mixup": 0.2,
@@ -192,10 +212,10 @@ def test_siblings_side_by_side_end_with_the_same_bits(
 
 
 def test_standard_training_of_what_cannot_be_coupled(folder: Path, tmp_path: Path) -> None:
-    """Groups that widen: there are no halves to look at, and nothing else is wrong with it."""
-    grouped = {**TINY[RESNET], "cardinality": 2, "base_width": 64}
-    settings: dict[str, Any] = {"model_kwargs": grouped, "steps": 0, "epochs": 1.0}
-    run(small_tree(folder, "resnet50d", **settings), tmp_path / "run")
+    """Odd widths: there are no halves to look at, and nothing else is wrong with it."""
+    odd = {**TINY[RESNET], "channels": [3, 5, 5, 7]}
+    settings: dict[str, Any] = {"model_kwargs": odd, "steps": 0, "epochs": 1.0}
+    run(small_tree(folder, **settings), tmp_path / "run")
     (blocks,) = tmp_path.glob("run/jobs/*/blocks.jsonl")
     assert blocks.read_text() == ""
 

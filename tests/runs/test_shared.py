@@ -1,14 +1,24 @@
 """Siblings share a pass over the data: in one process, side by side, fused, and after a kill."""
 
+import os
+import signal
+import threading
 import time
+from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rbdc.data.exchange import PATIENCE, Membership, find_folder
+from rbdc.errors import Interrupted, RunError
 from rbdc.experiments.train import Training
+from rbdc.jobs.train import TrainJob
+from rbdc.training import World, initial_weights
+from rbdc.training.classification import Classification
 from tests.runs.test_run import EAGER, assert_same_model, run, small_tree
-from tests.support import QUICK, forked
+from tests.support import QUICK, forked, until
 
 FILES: dict[str, Any] = {"in_memory": False, "scale": (0.5, 1.0), "color_jitter": 0.2}
 
@@ -48,20 +58,58 @@ def test_separate_batches_are_one_option_away(folder: Path, tmp_path: Path) -> N
     assert result["images_decoded"] == result["images"]
 
 
-def _in_pairs(folder: Path, output: Path) -> None:
-    run(tree(folder), output, machine=EAGER, jobs=2)
+def _kill_workers(output: Path, wanted: int) -> None:
+    """Kill all training processes, which this process's server has forked, with SIGKILL."""
+    until(lambda: len(list(output.glob("jobs/*/checkpoints/step-*"))) >= wanted)
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    for worker in Path(f"/proc/{server}/task/{server}/children").read_text().split():
+        os.kill(int(worker), signal.SIGKILL)
 
 
 def test_killed_siblings_end_with_the_same_bits(folder: Path, alone: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     for wanted in (1, 3):
-        process = forked(_in_pairs, folder, output)
-        while len(list(output.glob("jobs/*/checkpoints/step-*"))) < wanted and process.is_alive():
-            time.sleep(0.01)
-        process.kill()  # with SIGKILL, if it has not ended
-        process.join()
+        killer = threading.Thread(target=_kill_workers, args=(output, wanted))
+        killer.start()
+        with pytest.raises(RunError, match="a training process died"):
+            run(tree(folder), output, machine=EAGER, jobs=2)
+        killer.join()
     run(tree(folder), output, machine=EAGER, jobs=1)  # and in one process
     assert_same_model(alone, output)
+
+
+def _until_stopped(folder: Path, output: Path) -> None:
+    try:
+        run(tree(folder), output)
+    except Interrupted:
+        os._exit(75)
+
+
+def test_a_run_that_waits_for_another_process_answers_a_stop_signal(
+    folder: Path, alone: Path, tmp_path: Path
+) -> None:
+    leaf = tree(folder).tree.nodes[0].job
+    assert isinstance(leaf, TrainJob)
+    start = partial(initial_weights, leaf.task)
+    stream = Classification(leaf.task, leaf.data, start, QUICK, World()).training
+    place = find_folder(stream.content())
+    assert place is not None
+    behind = Membership(place, position=-1000, window=0)  # and it never moves
+    try:
+        process = forked(_until_stopped, folder, tmp_path / "run")
+        until(lambda: len(list(place.iterdir())) == 2)
+        time.sleep(0.5)
+        began = time.monotonic()
+        process.terminate()
+        process.join(60)
+        assert time.monotonic() - began < 5 < PATIENCE[0]
+        assert process.exitcode == 75
+        saved = {path.name for path in tmp_path.glob("run/jobs/*/checkpoints/*")}
+        assert saved == {"step-000000001"}
+    finally:
+        behind.leave()
+    run(tree(folder), tmp_path / "run")
+    assert_same_model(alone, tmp_path / "run")
 
 
 def _fused(folder: Path, output: Path) -> None:
@@ -72,7 +120,7 @@ def test_fused_siblings_are_other_jobs_and_resume_with_their_own_bits(
     folder: Path, alone: Path, tmp_path: Path
 ) -> None:
     prepared = tree(folder, fuse="on")
-    assert prepared.setting.fused == {"0.25": 4, "0.5": 2}
+    assert prepared.setting.fused == {"2": 4, "1": 2}
     keys = {node.job.key for node in prepared.tree.nodes}
     assert not keys & {node.job.key for node in tree(folder).tree.nodes}
     result = run(prepared, tmp_path / "straight", machine=QUICK)

@@ -74,10 +74,21 @@ def test_lengths_of_a_detectors_training() -> None:
     recipe = DetectionRecipe(epochs=2.5, warmup_steps=7)
     assert (recipe.steps(10), recipe.warmup_updates(10)) == (25, 7)
     assert DetectionRecipe(epochs=0.01).steps(10) == 1
+    assert DetectionRecipe(epochs=Duration(25, "steps")).steps(10) == 25
+    images = DetectionRecipe(epochs=Duration(400, "images"), warmup_steps=Duration(20, "%"))
+    assert (images.steps(10), images.warmup_updates(10)) == (25, 5)
     assert DetectionRecipe(epochs=2.0, warmup_steps=Duration(10, "%")).warmup_updates(50) == 10
+
+
+@pytest.mark.parametrize("text", ["0 steps", "0 images", "10%", "0"])
+def test_a_training_has_a_length_of_its_own(text: str) -> None:
+    with pytest.raises(RecipeError, match="epochs"):
+        DetectionRecipe(epochs=text)  # type: ignore[arg-type]
 
 
 def test_lengths_in_json_are_as_a_recipe_gives_them() -> None:
     assert Recipe().to_json()["warmup_epochs"] == 5.0
     given = Recipe(warmup_epochs=Duration(500, "steps")).to_json()
     assert given["warmup_epochs"] == "500 steps"
+    assert DetectionRecipe().to_json()["epochs"] == 36.0
+    assert DetectionRecipe(epochs=Duration(90, "steps")).to_json()["epochs"] == "90 steps"

@@ -1,6 +1,7 @@
 """Settings are what they are declared to be, or an error that names them; the shipped recipes."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, asdict, fields, replace
@@ -187,6 +188,30 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             read_recipe(str(tmp_path / name))
 
 
+HOSTILE = {
+    "aliases": "a0: &a0 [x]\n" + "".join(
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)
+    ),
+    "levels": "lr: " + "[" * 100_000,
+    "mappings": "lr: " + "{a: " * 100_000,
+    "digits": "batch_size: " + "9" * 400,
+    "many digits": "batch_size: " + "9" * 100_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_file_cannot_take_all_time_or_memory(text: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as error:
+        Recipe(**read_recipe(written(tmp_path, text)))
+    assert len(error.value.problem) < 1000
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(RecipeError, match=r"pipe\.yaml cannot be read: it is not a file"):
+        read_recipe(str(tmp_path / "pipe.yaml"))
+
+
 def test_a_file_cannot_run_code(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     text = f"lr: !!python/object/apply:os.system ['touch {canary}']"
@@ -231,7 +256,7 @@ def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
         ("model_ema", 1, "true or false"),
         ("amp", "yes", "true or false or nothing"),
         ("opt", 3, "text"),
-        ("sched", "cosin", "one of cosine, poly, step, tanh"),
+        ("sched", "cosin", "one of cosine, linear, 1-sqrt, poly, step, tanh"),
         ("scale", [0.1], "a list: 2 of a number or nothing"),
         ("scale", [0.1, 0.2, 0.3], "a list: 2 of a number or nothing"),
         ("scale", 0.5, "a list: 2 of a number or nothing"),

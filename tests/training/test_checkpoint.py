@@ -5,8 +5,6 @@ import json
 import os
 import pickle
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from rbdc.training.checkpoint import (
     save_checkpoint,
     write_state,
 )
+from tests.support import forked
 
 STATE = {"model/a": torch.arange(6.0).reshape(2, 3), "model/b": torch.tensor(3)}
 
@@ -111,26 +110,20 @@ def test_a_pickle_in_place_of_tensors_is_not_executed(tmp_path: Path) -> None:
     assert not (tmp_path / "canary").exists()
 
 
+def _save_on_a_full_disk(folder: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    with pytest.raises(RunError) as error:
+        save_checkpoint(folder, 2, {"a": torch.ones(5000)}, {}, keep=1)
+    assert "step-000000002 could not be written" in str(error.value)
+    assert "resumes from the last checkpoint" in str(error.value)
+
+
 def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
     """A file may not grow beyond 4 kB: as if the disk were full, in a process of its own."""
     save_checkpoint(tmp_path, 1, STATE, {}, keep=2)
-    script = (
-        "import resource, torch\n"
-        "from pathlib import Path\n"
-        "from rbdc.training.checkpoint import save_checkpoint\n"
-        "from rbdc.errors import RunError\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        "try:\n"
-        f"    folder, state = Path({str(tmp_path)!r}), {{'a': torch.ones(5000)}}\n"
-        "    save_checkpoint(folder, 2, state, {}, keep=1)\n"
-        "except RunError as error:\n"
-        "    print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert "step-000000002 could not be written" in done.stdout
-    assert "resumes from the last checkpoint" in done.stdout
+    process = forked(_save_on_a_full_disk, tmp_path)
+    process.join()
+    assert process.exitcode == 0
     assert steps(tmp_path) == ["step-000000001"]
     found = latest_checkpoint(tmp_path)
     assert found and found[1]["step"] == 1

@@ -26,7 +26,14 @@ STEPS = 30
 
 def curve(name: str) -> list[float]:
     """The losses of a leaf of the demo, with something of everything random."""
-    given = {"with_baseline": False, "mixup": 0.2, "reprob": 0.25, "drop_path": 0.1}
+    given = {
+        "grow": ("width",),
+        "sched": "cosine",
+        "with_baseline": False,
+        "mixup": 0.2,
+        "reprob": 0.25,
+        "drop_path": 0.1,
+    }
     prepared = prepare(*split_settings(read_recipe(name), given))
     leaf = prepared.tree.nodes[0].job
     assert isinstance(leaf, TrainJob)

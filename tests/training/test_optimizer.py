@@ -55,7 +55,26 @@ def test_without_annealing_the_rate_stays_at_its_peak(data: DataSet) -> None:
     assert found[10:] == [1.0] * 40 and found[0] < 0.1
 
 
-@pytest.mark.parametrize("sched", ["cosine", "poly", "step"])
+@pytest.mark.parametrize("sched", ["cosine", "linear", "1-sqrt"])
+@pytest.mark.parametrize("start", [0.0, 0.6])
+def test_a_decay_begins_where_the_recipe_says(data: DataSet, sched: str, start: float) -> None:
+    found = rates(data, sched=sched, decay_start=start, warmup_lr=0.0)
+    first = max(10, round(start * 50))
+    assert found[:10] == pytest.approx([step / 10 for step in range(10)])
+    assert found[10 : first + 1] == pytest.approx([1.0] * (first - 9), abs=0.1)
+    assert all(left > right for left, right in pairwise(found[first:]))
+    half = found[(first + 50) // 2]
+    if start or sched != "cosine":  # timm's cosine begins with the warm-up
+        expected = {"cosine": 0.5, "linear": 0.5, "1-sqrt": 1 - 0.5**0.5}[sched]
+        assert half == pytest.approx(0.1 + 0.9 * expected, abs=0.01)
+
+
+def test_a_decay_start_needs_a_schedule_that_has_one() -> None:
+    with pytest.raises(RecipeError, match="sched step has no decay-start"):
+        small_recipe(sched="step", decay_start=0.5)
+
+
+@pytest.mark.parametrize("sched", ["cosine", "linear", "poly", "step"])
 @pytest.mark.parametrize("epochs", [1.4, 7.2])
 def test_a_truncated_schedule_is_the_long_ones_beginning(
     sched: str, epochs: float, data: DataSet

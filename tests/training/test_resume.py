@@ -1,6 +1,7 @@
 """Stopped anywhere and gone on with: the same bits as never having stopped."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,10 +32,14 @@ RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"
 
 def stop_after(*counts: int) -> Iterator[Callable[[], bool]]:
     """Sittings that stop after so many steps each; the last does not."""
-    for count in counts:
-        left = iter(range(count - 1, -1, -1))
-        yield lambda left=left: next(left) == 0  # type: ignore[misc]
+    yield from map(after, counts)
     yield lambda: False
+
+
+def after(steps: int) -> Callable[[], bool]:
+    """Stop after so many steps: the loop asks after each, and other threads ask whenever."""
+    left = iter(range(steps - 1, -1, -1))
+    return lambda: threading.current_thread() is threading.main_thread() and next(left) == 0
 
 
 def run(task: Task, data: DataSet, folder: Path, *stops: int, workers: int = 0) -> Trained:

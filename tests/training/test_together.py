@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from rbdc.data import DataSet, TrainingBatches
 from rbdc.errors import Interrupted, TrainingError
@@ -19,7 +20,7 @@ from rbdc.training.classification import Classification, classifier_state
 from rbdc.training.fused import FusedStates
 from rbdc.training.state import State
 from tests.support import QUICK, folder_data, small_data, small_task
-from tests.training.test_resume import DEIT, RESNET, RICH, assert_equal, run
+from tests.training.test_resume import DEIT, RESNET, RICH, after, assert_equal, run
 
 SETTINGS: dict[str, Any] = {**RICH, "drop_path": 0.2}
 
@@ -31,6 +32,7 @@ def together(
     stopped: Callable[[], bool] = lambda: False,
     *,
     fused: bool = False,
+    teacher: nn.Module | None = None,
 ) -> list[Trained | TrainingError]:
     """Train tasks in one loop; return their outcomes in the order of the tasks."""
     places = [folder / str(number) for number in range(len(tasks))]
@@ -40,7 +42,7 @@ def together(
         for task, place in zip(tasks, places, strict=True):
             place.mkdir(parents=True, exist_ok=True)
             start = partial(initial_weights, task)
-            problem = Classification(task, data, start, QUICK, World())
+            problem = Classification(task, data, start, QUICK, World(), teacher=teacher)
             session = Session(problem, place, machine=QUICK, world=World(), resume_at=resume_at)
             sessions.append(stack.enter_context(session))
         found = dict(train_together(sessions, stopped, fused=fused))
@@ -55,11 +57,6 @@ def siblings(data: DataSet, *seeds: int, **settings: Any) -> list[Task]:
 def trained(outcome: Trained | TrainingError) -> Trained:
     assert isinstance(outcome, Trained)
     return outcome
-
-
-def after(steps: int) -> Callable[[], bool]:
-    left = iter(range(steps - 1, -1, -1))
-    return lambda: next(left) == 0
 
 
 def test_each_ends_as_if_it_were_alone(tmp_path: Path) -> None:
@@ -77,6 +74,34 @@ def test_one_pass_over_the_files_serves_all(tmp_path: Path) -> None:
     assert_equal(outcomes[1], run(tasks[1], data, tmp_path / "alone"))
     assert outcomes[0].decoded == outcomes[0].images > 0
     assert outcomes[1].decoded == 0
+
+
+class Counting(nn.Module):
+    """A teacher that counts how often it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.asked += 1
+        return images.flatten(1)[:, 300:310]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_teacher_is_asked_once_for_all(fused: bool, tmp_path: Path) -> None:
+    data, teacher = small_data(), Counting()
+    tasks = siblings(data, 1, 2, epochs=1, distillation="soft", teacher="x", grad_accum_steps=2)
+    group = together(tasks, data, tmp_path / "group", fused=fused, teacher=teacher)
+    micro_batches = 2 * trained(group[0]).images // 8
+    assert teacher.asked == micro_batches
+    if not fused:
+        alone = together(tasks[1:], data, tmp_path / "alone", teacher=teacher)
+        assert_equal(trained(group[1]), trained(alone[0]))
+        assert teacher.asked == 2 * micro_batches
+    untaught = siblings(data, 1, epochs=1, grad_accum_steps=2)
+    (other,) = together(untaught, data, tmp_path / "untaught")
+    assert trained(other).history[-1]["loss"] != trained(group[0]).history[-1]["loss"]
 
 
 def test_those_that_resume_at_other_steps_wait_for_each_other(tmp_path: Path) -> None:
