@@ -20,6 +20,9 @@ from rbdc.training.classification import Classification
 from tests.runs.test_run import EAGER, assert_same_model, run, small_tree
 from tests.support import QUICK, forked, until
 
+# In one worker: the same run in another one would decode some of this one's batches.
+pytestmark = pytest.mark.xdist_group("shared passes")
+
 FILES: dict[str, Any] = {"in_memory": False, "scale": (0.5, 1.0), "color_jitter": 0.2}
 
 
