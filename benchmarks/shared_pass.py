@@ -23,6 +23,7 @@ SETTINGS: dict[str, Any] = {
     "model_kwargs": {"channels": [8, 16, 32, 64], "stem_width": 8, "layers": [1, 1, 1, 1]},
     "img_size": 32,
     "steps": 2,
+    "grow": ["width"],
     "ratio": 2,
     "with_baseline": False,
     "scale": (0.6, 1.0),

@@ -48,6 +48,7 @@ def compared(folder: Path, **asked: Any) -> Comparison:
         data=str(folder),
         in_memory=True,
         baseline_epochs=4.0,
+        fuse=asked.pop("fuse", "auto"),
     )
     given = {"protocols": ("standard", "rbdc:1", "net2net"), "budgets": (0.5, 1.0), "seeds": 2}
     return prepare_comparison(
@@ -148,6 +149,19 @@ def test_a_model_that_two_protocols_need_is_trained_once(folder: Path, tmp_path:
     assert [row["flops"] for row in summary["rows"]] == pytest.approx(
         [row["budget"] for row in summary["rows"]], abs=0.08
     )  # counted for each of them
+
+
+def test_siblings_of_a_comparison_train_as_one_if_asked(folder: Path, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"protocols": ("rbdc:1", "rbdc:1:restart"), "seeds": 1}
+    comparison = compared(folder, fuse="on", **asked)
+    jobs = [node.job for node in comparison.run().nodes if node.level]
+    leaves = [job for job in jobs if isinstance(job, TrainJob)]
+    assert len(leaves) == 8 and all(leaf.fused == 2 for leaf in leaves)
+    assert not {leaf.key for leaf in leaves} & {
+        n.job.key for n in compared(folder, **asked).run().nodes
+    }
+    rows = run(comparison, tmp_path / "run")["rows"]
+    assert len(rows) == 4 and all(row["score"] is not None for row in rows)
 
 
 def test_more_can_be_added_and_nothing_is_done_twice(

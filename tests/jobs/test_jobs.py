@@ -226,5 +226,7 @@ def test_groups_share_a_stream_and_keep_every_process_busy(data: DataSet) -> Non
     assert groups_of([*leaves, other], workers=2) == [leaves, [other]]
     fused = [replace(leaf, fused_with=(1, 2, 3, 4)) for leaf in leaves]
     assert groups_of(fused, workers=2) == [fused]
+    longer = [replace(leaf, task=replace(leaf.task, epochs=9.0)) for leaf in fused]
+    assert groups_of([*fused, *longer]) == [fused, longer]  # models of one length are fused
     many = [replace(leaves[0], task=replace(leaves[0].task, seed=seed)) for seed in range(20)]
     assert [len(group) for group in groups_of(many)] == [8, 8, 4]  # all are in memory at once

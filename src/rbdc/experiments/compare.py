@@ -13,7 +13,7 @@ from typing import Any
 from rbdc.data import DataSet, hold_out
 from rbdc.errors import PlanError, RbdcError, TrainingError
 from rbdc.experiments.results import TUNING_SEED, Entry, row_of, summary_of, unique
-from rbdc.experiments.setting import make_setting
+from rbdc.experiments.setting import fuse_all, make_setting
 from rbdc.experiments.statistics import STANDARD
 from rbdc.growth import Protocol, Setting, parse_protocol
 from rbdc.jobs.engine import Watcher
@@ -238,7 +238,8 @@ def prepare_comparison(
     data: DataSet | None = None,
 ) -> Comparison:
     """Open the data and fit the model; refuse what does not fit a protocol."""
-    setting = make_setting(request, recipe, where, data)
+    where = settle(where or Where())
+    setting = fuse_all(make_setting(request, recipe, where, data), request, where)
     protocols = {text: parse_protocol(text) for text in spec.protocols}
     for text, protocol in protocols.items():
         try:

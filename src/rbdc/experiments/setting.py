@@ -7,6 +7,7 @@ from pathlib import Path
 from rbdc.data import DataSet, open_data
 from rbdc.errors import RecipeError
 from rbdc.growth import Setting
+from rbdc.jobs.engine import MOST_TOGETHER
 from rbdc.jobs.ways import WORTH_MEASURING, measure_ways
 from rbdc.models import ModelSpec, family
 from rbdc.plan import Growth, Stage
@@ -89,8 +90,7 @@ def choose_fused(
     old = read_record(output) if output else None
     if old and old["identity"].get("setting", {}).get("fused") is not None:
         return replace(setting, fused=old["identity"]["setting"]["fused"])
-    here = where.cluster.engine == "local" and where.world.size == 1 and where.node is None
-    if request.fuse == "off" or not here or setting.batches == "separate":
+    if request.fuse == "off" or not _can_fuse(setting, where):
         return setting
     sizes: dict[str, int] = {}
     for stage in stages:
@@ -100,6 +100,21 @@ def choose_fused(
             if size > 1:
                 sizes[str(stage.level)] = size
     return replace(setting, fused=sizes)
+
+
+def fuse_all(setting: Setting, request: Request, where: Where) -> Setting:
+    """Return the setting with the models of every level trained as one, if that is asked for.
+
+    For comparisons: protocols share jobs, so nothing is chosen by measuring one of them.
+    """
+    if request.fuse != "on" or not _can_fuse(setting, where):
+        return setting
+    return replace(setting, fused={str(level): MOST_TOGETHER for level in range(1, MOST_TOGETHER)})
+
+
+def _can_fuse(setting: Setting, where: Where) -> bool:
+    here = where.cluster.engine == "local" and where.world.size == 1 and where.node is None
+    return here and setting.batches == "shared"
 
 
 def _fused_size(setting: Setting, stage: Stage, fuse: str, where: Where) -> int:

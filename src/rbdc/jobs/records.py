@@ -152,6 +152,8 @@ class NodeRecord(TypedDict):
     parents: list[str]
     flops: Amount
     metrics: Annotated[list[str], Field(min_length=1)]
+    blocks: NotRequired[Shown]
+    image: NotRequired[list[Count]]
     epochs: NotRequired[Number | None]
     seed: NotRequired[int]
     backbone: NotRequired[Shown]

@@ -1,7 +1,7 @@
 """Train one classifier: from its own initialisation (a leaf) or from one grown of its parents."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from rbdc.metrics import final_scores
 from rbdc.models import ModelSpec, build_empty, export, halves_layout, shapes_of
 from rbdc.plan import CounterName, Scaling, forward_flops, training_flops
 from rbdc.plan.flops import DEFAULT_COUNTER
+from rbdc.plan.growth import depth_of
 from rbdc.settings import Augmentation, Machine, Recipe
 from rbdc.settings.schema import schemas
 from rbdc.training import Observer, Session, Start, Task, Trained, initial_weights
@@ -82,6 +83,8 @@ class TrainJob(TrainingJob):
         return {
             "kind": "train",
             "width": self.model.width,
+            "blocks": depth_of(self.model),
+            "image": [task.image.height, task.image.width],
             "epochs": task.epochs,
             "seed": task.seed,
             "metrics": list(self.metrics),
@@ -172,6 +175,7 @@ class TrainJob(TrainingJob):
     def stream(self) -> str:
         """Everything that decides the batches, of training and of evaluation."""
         recipe, images = self.task.recipe, schemas(Augmentation)
+        alike = replace(self.task, seed=0).to_json()  # models are fused with models of this task
         content = {
             "data": self.data.fingerprint,
             "seed": self.task.data_seed,
@@ -179,7 +183,7 @@ class TrainJob(TrainingJob):
             "augmentation": {k: v for k, v in recipe.to_json().items() if k in images},
             "batch": (recipe.batch_size, recipe.grad_accum_steps),
             "amp": (recipe.amp, recipe.amp_dtype),  # of the evaluation
-            "fused": self.fused_with,
+            "fused": (self.fused_with, alike) if self.fused else None,
         }
         return json.dumps(content, sort_keys=True)
 

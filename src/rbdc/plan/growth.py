@@ -130,14 +130,13 @@ def changes(before: ModelSpec, after: ModelSpec) -> tuple[Axis, ...]:
 
 def describe(spec: ModelSpec) -> str:
     """Return a model's width, depth and resolution for people."""
-    blocks = f"{depth_of(spec)} blocks, " if depths(spec) else ""
-    return f"width {spec.width:g}, {blocks}{image_side(spec)} px"
+    blocks = depth_of(spec)
+    return f"width {spec.width:g}, {blocks and f'{blocks} blocks, '}{image_side(spec)} px"
 
 
 def depth_of(spec: ModelSpec) -> str:
-    """Return the number of blocks for people: 12, or 3-4-6-3."""
-    (value,) = depths(spec).values()
-    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    """Return the number of blocks for people: 12, or 3-4-6-3; empty if no argument says it."""
+    return "-".join(str(number) for value in depths(spec).values() for number in _numbers(value))
 
 
 def _with(spec: ModelSpec, arguments: Mapping[str, Any]) -> ModelSpec:

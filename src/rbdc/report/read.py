@@ -32,7 +32,7 @@ MOST_POINTS, MOST_OF_ONE = 60_000, 400  # logged steps shown: of a run, of a tra
 MOST_BLOCK_ROWS = 30  # times at which a training's blocks are shown
 _LONG = ("nodes", "rows", "lines", "recipe", "data_set")  # of a result: not for the page
 _SUMMED = ("planned_flops", "flops", "seconds")  # over a level
-_DESCRIBED = ("key", "name", "kind", "level", "width", "folder", "parents")  # of a node
+_DESCRIBED = ("key", "name", "kind", "level", "width", "blocks", "image", "folder", "parents")
 _ASKED = ("seed", "transition", "carry_warmup_epochs", "narrow_lr", "allow_inexact")
 
 

@@ -99,7 +99,7 @@ const SECTIONS = {
     const node = run().nodes[chosen.node], metric = primary(run());
     if (!node) return [];
     const details = [
-      ["state", stateText(node)], ["error", node.error], ["width", digits(node.width)], ["epochs", isNumber(node.epochs) ? digits(node.epochs) : null],
+      ["state", stateText(node)], ["error", node.error], ["width", digits(node.width)], ["shape", shapeText(node)], ["epochs", isNumber(node.epochs) ? digits(node.epochs) : null],
       ["right after coupling", scoreText(metric, node.start[metric.name], null)],
       ...run().metrics.map((m) => [m.label, scoreText(m, node.metrics[m.name], null)]),
       [`best ${metric.label}`, node.best ? `${scoreText(metric, node.best[metric.name])} at epoch ${digits(node.best.epoch)}` : null],

@@ -1,7 +1,7 @@
 // The tree as a drawing: models as boxes, leaves to the left; couplings as pills between them.
 "use strict";
 
-const BOX = { width: 244, height: 66, gapX: 150, gapY: 14 };
+const BOX = { width: 244, height: 84, gapX: 150, gapY: 14 };
 const MARKS = { done: "✓", running: "▶", stopped: "‖", waiting: "·", failed: "✗", unreadable: "?" };
 
 function placed(nodes, keys) {
@@ -67,6 +67,12 @@ function stateText(node) {
   return p && node.state !== "done" ? `${node.state} ${Math.floor((100 * p.step) / p.steps)} %` : node.state;
 }
 
+function shapeText(node) {
+  // what a stage may differ in beside its width
+  const pixels = node.image && (node.image[0] === node.image[1] ? `${node.image[0]} px` : `${node.image.join(" × ")} px`);
+  return [node.blocks ? `${node.blocks} blocks` : null, pixels].filter(Boolean).join(", ");
+}
+
 function box(node, metric, x, y, chosen, choose) {
   const epochs = isNumber(node.epochs) ? digits(node.epochs, 3) + (node.epochs === 1 ? " epoch" : " epochs") : "";
   const line = [epochs, flops(node.flops || node.planned_flops), node.seconds ? duration(node.seconds) : null];
@@ -77,7 +83,8 @@ function box(node, metric, x, y, chosen, choose) {
     s("text", { x: x + 14, y: y + 19, "font-weight": 600 }, `${MARKS[node.state]} ${clipped(shortName(node), 16)}`),
     s("text", { class: "quiet", x: x + BOX.width - 8, y: y + 19, "text-anchor": "end" }, `width ${digits(node.width)}`),
     s("text", { x: x + 14, y: y + 38 }, progressText(node, metric)),
-    s("text", { class: "quiet", x: x + 14, y: y + 56, "font-size": 12 }, line.filter(Boolean).join(" · ")));
+    s("text", { class: "quiet", x: x + 14, y: y + 56, "font-size": 12 }, line.filter(Boolean).join(" · ")),
+    s("text", { class: "quiet", x: x + 14, y: y + 74, "font-size": 12 }, shapeText(node)));
 }
 
 function pill(node, metric, x, y, chosen, choose) {
