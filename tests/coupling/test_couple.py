@@ -89,7 +89,8 @@ def test_models_without_a_head_are_side_by_side(name: str, change: dict[str, Any
     [
         *((name, {}, set()) for name in NAMES),
         (VIT, {"qk_norm": True, "depth": 1}, {"q_norm.weight", "k_norm.bias"}),
-        ("seresnet18", SMALL["resnet18"], {"layer1.0.se.fc1.weight", "layer1.0.se.fc1.bias"}),
+        ("seresnet18", SMALL["resnet18"], set()),
+        ("ecaresnet26t", SMALL["resnet18"], {"layer1.0.se.conv.weight"}),
     ],
 )
 def test_what_cannot_be_exact_is_known_without_training(

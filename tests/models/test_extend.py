@@ -8,10 +8,14 @@ import timm
 import torch
 from torch import nn
 
+from rbdc.coupling import example_for
 from rbdc.errors import ModelError
-from rbdc.models import ModelSpec, build, depths, extend, image_side, spec_of
-from rbdc.models.extend import block_places, make_identity
+from rbdc.models import ModelSpec, build, depths, extend, image_side, sized, spec_of
+from rbdc.models.extend import NewBlocks, block_places, make_identity
+from rbdc.models.language import is_language
 from rbdc.plan import Growth
+from rbdc.structure import call
+from tests.models.small_language import EXACT
 from tests.support import SMALL, images, logits, randomized
 
 DEPTHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -46,14 +50,62 @@ def test_a_deeper_model_computes_the_same_and_all_of_it_can_learn(name: str) -> 
     assert zeros and all(weights[n].grad is not None and weights[n].grad.any() for n in zeros)  # type: ignore[union-attr]
 
 
-def test_the_depth_of_other_models_is_found_by_its_argument() -> None:
-    small = {"depths": [2, 2, 3, 1], "dims": [8, 16, 16, 32], "img_size": 64, "num_classes": 5}
-    target = ModelSpec(name="convnext_atto", arguments=small)
-    (narrow,) = Growth(axes=("width", "depth", "resolution")).levels(target, 1)[1:]
-    assert depths(narrow) == {"depths": (1, 1, 2, 1)} and image_side(narrow) == 48
-    grown = extend(randomized(build(narrow.scaled(2)), 1), target, seed=0)
-    assert grown.error == 0 and depths(spec_of(grown.model)) == depths(target)
+REPEATING: dict[str, dict[str, Any]] = {
+    "convnext_atto": {"depths": [2, 2, 3, 1], "dims": [8, 16, 16, 32], "img_size": 64},
+    "swin_tiny_patch4_window7_224": {
+        "img_size": 64, "window_size": 4, "embed_dim": 16, "depths": [2, 2, 4, 2],
+        "num_heads": [2, 2, 4, 4],
+    },
+    "gpt2": {**EXACT["gpt2"], "n_layer": 3, "sequence_length": 32},
+    "llama": {**EXACT["llama"], "num_hidden_layers": 3, "sequence_length": 32},
+    "gemma2": {**EXACT["gemma2"], "num_hidden_layers": 4, "sequence_length": 32,
+               "sliding_window": 8},
+}  # fmt: skip
+"""Architectures whose blocks are found, with every second block of another kind in two of them."""
+
+
+@pytest.mark.parametrize("name", REPEATING)
+def test_blocks_are_inserted_into_any_model_whose_blocks_repeat(name: str) -> None:
+    """Its stages halve in depth and in resolution, and the deeper model computes the same."""
+    if is_language(name):
+        pytest.importorskip("transformers")
+    target = ModelSpec(name=name, arguments=REPEATING[name])
+    growth = Growth(axes=("depth", "resolution"))
+    _, small = growth.levels(target, 1)
+    assert image_side(small) < image_side(target) and depths(small) != depths(target)
+    model = randomized(build(small), 1)
+    deeper = extend(model, sized(target, image_side(small)), seed=0)
+    assert deeper.error is not None and deeper.error <= 1e-6
+    assert {*deeper.origin.values()} == {*model.state_dict()}
+    grown = extend(model, target, seed=0)
+    assert spec_of(grown.model) == target and image_side(spec_of(grown.model)) == image_side(target)
+    assert call(grown.model, example_for(grown.model))[0].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
+@pytest.mark.parametrize("blocks", ["identity", "copy"])
+def test_language_models_get_deeper(name: str, blocks: NewBlocks) -> None:
+    pytest.importorskip("transformers")
+    layers = "n_layer" if name == "gpt2" else "num_hidden_layers"
+    shallow, deep = (
+        ModelSpec(name=name, arguments={**EXACT[name], layers: count, "tie_word_embeddings": True})
+        for count in (2, 4)
+    )
+    model: Any = randomized(build(shallow), 1)
+    grown: Any = extend(model, deep, seed=3, blocks=blocks)
+    tokens = torch.arange(10)[None]
+    with torch.no_grad():
+        found, expected = (m.eval()(tokens, use_cache=False).logits for m in (grown.model, model))
+    assert torch.equal(found, expected) == (blocks == "identity")
+    assert grown.error == (0 if blocks == "identity" else None)
+    state, before = grown.model.state_dict(), model.state_dict()
+    assert all(torch.equal(state[new], before[old]) for new, old in grown.origin.items())
+    assert ({*state} == {*grown.origin}) == (blocks == "copy")
+
+
+def test_a_model_whose_constructor_takes_no_depth_has_none() -> None:
     assert depths(ModelSpec(name="regnety_002")) == {}
+    assert depths(ModelSpec(name="torchvision:resnet18")) == {}
 
 
 def test_new_weights_follow_from_the_seed() -> None:

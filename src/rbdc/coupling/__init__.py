@@ -7,10 +7,16 @@ training).
 """
 
 from rbdc.coupling.blocks import block_sizes
-from rbdc.coupling.checks import ClassNames, class_names, set_class_names
+from rbdc.coupling.checks import ClassNames, check_whole, class_names, set_class_names
 from rbdc.coupling.couple import OffDiagonal, check_exact, couple
-from rbdc.coupling.layout import check_conflicts, example_for, layout_of, structure_of
-from rbdc.coupling.moments import check_slots, couple_moments
+from rbdc.coupling.layout import (
+    check_conflicts,
+    example_for,
+    layout_of,
+    structure_of,
+    tokens_for,
+)
+from rbdc.coupling.moments import COUNTERS, check_slots, couple_moments, degree_of
 from rbdc.coupling.rules import couple_tensor
 from rbdc.coupling.verify import TOLERANCE, CouplingProof, verify_coupling
 from rbdc.structure import Axes, Layout, Structure, evaluating

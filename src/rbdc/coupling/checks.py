@@ -1,11 +1,16 @@
 """Check that two models can be coupled. Each mistake has its own error message."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from timm.layers import DropPath
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 
 from rbdc.errors import CouplingError
 
@@ -30,6 +35,7 @@ def check_parents(first: nn.Module, second: nn.Module, *, allow_identical: bool 
     """Refuse parents that differ in anything but their weights, or do not differ at all."""
     for parent in (first, second):
         check_built(parent)
+        check_whole(parent)
     for facts in (_structure, _shapes, _settings):
         _check_same(facts(first), facts(second), "the first parent", "the second")
     _check_same(_shapes(second), _shapes(first), "the second parent", "the first")
@@ -54,9 +60,21 @@ def check_built(model: nn.Module) -> None:
         )
 
 
+def check_whole(model: nn.Module) -> None:
+    """Refuse a model whose weights are sharded: a process has only a part of each tensor."""
+    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    if sharded or any(isinstance(m, FullyShardedDataParallel) for m in model.modules()):
+        raise CouplingError(
+            f"the weights of a {type(model).__name__} are sharded over processes (FSDP)",
+            "Gather them first (torch.distributed.checkpoint.state_dict, full_state_dict=True), "
+            "couple ordinary models, and shard the wide one.",
+        )
+
+
 def check_wide(parent: nn.Module, wide: nn.Module) -> None:
     """Refuse a wide model that is not its parents' architecture at twice the width."""
     check_built(wide)
+    check_whole(wide)
     names = ("the parents", "the wide model")
     _check_same(_structure(parent), _structure(wide), *names, may_double=True)
     if any(tensor.is_meta for tensor in wide.state_dict().values()):
@@ -64,6 +82,13 @@ def check_wide(parent: nn.Module, wide: nn.Module) -> None:
             "the wide model is on the meta device and has no storage",
             "Build it on a real device, or move it there with to_empty().",
         )
+
+
+def check_same_architecture(first: nn.Module, second: nn.Module, which: str, other: str) -> None:
+    """Refuse models that differ in modules, shapes or settings; `which` and `other` name them."""
+    for facts in (_structure, _shapes, _settings):
+        _check_same(facts(first), facts(second), which, other)
+        _check_same(facts(second), facts(first), other, which)
 
 
 def class_names(model: nn.Module) -> tuple[str, ...] | None:
@@ -93,6 +118,7 @@ def _structure(model: nn.Module) -> Facts:
             continue
         where = path or "the model"
         facts[f"type of {where}"] = type(module).__name__
+        facts[f"code of {where}"] = _version(module.__class__)
         if isinstance(module, nn.Sequential | nn.ModuleList):
             facts[f"depth of {where}"] = len(module)
         for attribute in _ATTRIBUTES:
@@ -100,6 +126,21 @@ def _structure(model: nn.Module) -> Facts:
             if isinstance(value, int | float | str | tuple):
                 facts[f"{attribute} of {where}"] = value
     return facts
+
+
+@cache
+def _version(of: Any) -> str:
+    """Return a short hash of a class's methods: the same class may be there in two versions."""
+    own = of.__mro__[: of.__mro__.index(nn.Module)]
+    functions = (f for base in own for f in vars(base).values() if isinstance(f, FunctionType))
+    found = [(f.__name__, _instructions(f.__code__)) for f in functions]
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:8]
+
+
+def _instructions(code: CodeType) -> tuple[object, ...]:
+    """Return what a function does, without the lines and the file that it is written in."""
+    constants = (_instructions(c) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.co_code, code.co_names, *constants
 
 
 def _shapes(model: nn.Module) -> Facts:

@@ -76,7 +76,8 @@ def check_exact(structure: Structure) -> None:
         raise CouplingError(
             f"the coupling would not be exact, because of {what}: {cause}"
             + (f"; and {more} more" if more else ""),
-            "Allow an inexact coupling to use it anyway.",
+            "Choose an architecture that couples exactly (rbdc explain MODEL). allow_inexact would "
+            "average what is named here, and the wide model would not be its parents' mean.",
         )
 
 

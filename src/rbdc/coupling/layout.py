@@ -3,10 +3,11 @@
 Nothing is known here of architectures: both models run once, side by side (`rbdc.structure`).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rbdc.errors import CouplingError
 from rbdc.structure import Axes as Axes
@@ -39,15 +40,29 @@ def check_conflicts(structure: Structure) -> None:
         )
 
 
-def example_for(model: nn.Module) -> Tensor:
-    """Return a fixed image of standard normal noise in the input size of a timm model."""
-    size = getattr(model, "pretrained_cfg", {}).get("input_size")
+PROOF_TOKENS = 16  # of the sequence that a language model is proven on
+
+
+def example_for(model: nn.Module) -> Any:
+    """Return a fixed input: an image of noise for a timm model, tokens for a language model."""
+    record = getattr(model, "pretrained_cfg", {})
+    if "vocab_size" in record:
+        return tokens_for(record, PROOF_TOKENS)
+    size = record.get("input_size")
     if size is None:
         raise CouplingError(
             f"the inputs of a {type(model).__name__} are not known",
             "Give an example of them: example=tensor, or a tuple or dict of arguments.",
         )
     return torch.randn(1, *size, generator=torch.Generator().manual_seed(0))
+
+
+def tokens_for(record: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """Return the arguments of a forward pass of one sequence of random tokens, always the same."""
+    shape = (1, min(length, record["sequence_length"]))
+    draws = torch.Generator().manual_seed(0)
+    tokens = torch.randint(record["vocab_size"], shape, generator=draws)
+    return {"input_ids": tokens, "use_cache": False}
 
 
 def heads_of(model: nn.Module) -> tuple[str, ...]:

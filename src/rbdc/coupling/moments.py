@@ -29,16 +29,23 @@ from rbdc.errors import CouplingError
 FIRST = frozenset({"exp_avg", "momentum_buffer"})
 SECOND = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg"})
 COUNTERS = frozenset({"step", "mu_product"})
+FLAGS = frozenset({"use_muon"})  # numbers that choose the rule of a weight, and stay
 
 
 def check_slots(slots: set[str]) -> None:
-    """Refuse optimizer state that is neither a moment nor a step counter."""
-    unknown = slots - FIRST - SECOND - COUNTERS
+    """Refuse optimizer state that is neither a moment nor a step counter, by its name."""
+    unknown = slots - FIRST - SECOND - COUNTERS - FLAGS
     if unknown:
         raise CouplingError(
             f"the optimizer keeps {', '.join(sorted(unknown))}, which has no coupling rule",
-            "Use the restart transition, or an optimizer such as adamw, sgd or lion.",
+            "Start the wide model with a new optimizer (the restart transition), or use one "
+            "such as adamw, sgd, lion or muon.",
         )
+
+
+def degree_of(slot: str) -> int:
+    """Return the power of the gradient that a slot is a mean of: 1, 2, or 0 for a counter."""
+    return 1 if slot in FIRST else 2 if slot in SECOND else 0
 
 
 @torch.no_grad()
@@ -60,13 +67,13 @@ def couple_moments(
 
 def _couple_moment(first: Tensor, second: Tensor, axes: Axes, *, squares: bool) -> Tensor:
     """Return a wide moment: of gradients, or of their squares."""
-    match axes.scaled:
-        case ():  # a head's bias: the mean
-            return couple_tensor(first, second, axes)
-        case (axis,) if axis == axes.input_axis:  # a head's weight
-            return 2 * couple_tensor(first, second, axes)
-    between = _squares_between(first, second, axes) if squares and len(axes.scaled) > 1 else None
-    return couple_tensor(first, second, axes, between) * (0.25 if squares else 0.5)
+    if not axes.scaled:  # a head's bias: the mean
+        return couple_tensor(first, second, axes)
+    # A weight that the coupling multiplies by f has 1/f of the gradient: a head's is as before.
+    gradient = 0.5 / axes.factor
+    plain = replace(axes, input_axis=None, scale=1.0, offset=0.0)
+    between = _squares_between(first, second, plain) if squares and len(axes.scaled) > 1 else None
+    return couple_tensor(first, second, plain, between) * (gradient**2 if squares else gradient)
 
 
 def _squares_between(first: Tensor, second: Tensor, axes: Axes) -> Tensor:

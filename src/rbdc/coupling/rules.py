@@ -28,9 +28,7 @@ def couple_tensor(
     # One scaled axis: biases of Eq. 3 to 5 and 7; norms, Eq. 8 and 9. Two: Eq. 1; Eq. 3 to 5 and 7.
     for branch, tensor in enumerate((first, second)):
         for narrow, wide in axes.blocks(tensor.shape, branch):
-            result[wide] = tensor[narrow]
-    if axes.scaled == (axes.input_axis,):  # Eq. 6, weight of a head
-        result /= 2
+            result[wide] = axes.scaled_entries(tensor[narrow])  # Eq. 6: halved in a head's weight
     return result
 
 
@@ -39,6 +37,7 @@ def rule_of(axes: Axes) -> str:
     if not axes.scaled:
         return "mean"
     packed = ", packed" if axes.packed or axes.packed_second else ""
-    if axes.scaled == (axes.input_axis,):
+    if axes.factor == 0.5:
         return f"side by side and halved{packed}"
-    return ("block-diagonal" if len(axes.scaled) > 1 else "side by side") + packed
+    times = f", times {axes.factor:.3g}" if axes.factor != 1 else ""
+    return ("block-diagonal" if len(axes.scaled) > 1 else "side by side") + times + packed

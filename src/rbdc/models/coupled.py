@@ -9,9 +9,18 @@ from torch import nn
 
 from rbdc.coupling import OffDiagonal, class_names, couple, example_for, verify_coupling
 from rbdc.errors import CheckpointError, CouplingError
-from rbdc.models.build import build, build_empty, spec_of, timm_builds
-from rbdc.models.folder import check_writable, export, load
+from rbdc.models.build import (
+    build,
+    build_empty,
+    parameters_of,
+    scaled_widths,
+    spec_of,
+    timm_builds,
+)
+from rbdc.models.folder import check_writable, export, load_noted
+from rbdc.models.hub import is_hub_folder
 from rbdc.models.spec import ModelSpec
+from rbdc.models.streamed import couple_streamed
 from rbdc.models.structures import halves_structure
 
 
@@ -38,14 +47,27 @@ def couple_folders(
     output = Path(output)
     check_writable(output, force=force)
     _check_apart(output, first, second)
+    folders = Path(first), Path(second)
+    if all(folder.is_dir() and is_hub_folder(folder) for folder in folders):
+        if off_diagonal != "zero":
+            raise CouplingError(
+                "random off-diagonal blocks are not made for language models on disk",
+                "Leave --off-diagonal out.",
+            )
+        return couple_streamed(
+            *folders,
+            output,
+            allow_identical=options.get("allow_identical", False),
+            allow_inexact=options.get("allow_inexact", False),
+        )
     of_files: dict[str, Any] = {"model": model, "arguments": arguments}
     if any(of_files.values()) and Path(first).is_dir() and Path(second).is_dir():
         raise CheckpointError(
             f"{first} and {second} are folders, which already name their models",
             "Give a model name and its arguments only with weight files.",
         )
-    left, right = (
-        load(path, use_ema=use_ema, **({} if Path(path).is_dir() else of_files))
+    (left, *notes), (right, *more) = (
+        load_noted(path, use_ema=use_ema, **({} if Path(path).is_dir() else of_files))
         for path in (first, second)
     )
     spec = spec_of(left).scaled(2)
@@ -62,7 +84,20 @@ def couple_folders(
         }
     }
     export(wide, output, record=record, force=force)
-    return {"spec": spec.to_json(), "timm_loads": timm_builds(spec), **record}
+    return {
+        "spec": spec.to_json(),
+        "timm_loads": timm_builds(spec),
+        "read": [*notes, *more],
+        "sizes": sizes_of(spec_of(left), spec),
+        **record,
+    }
+
+
+def sizes_of(narrow: ModelSpec, wide: ModelSpec) -> dict[str, tuple[Any, Any]]:
+    """Return what the coupling doubles, before and after: arguments and the parameters."""
+    before, after = scaled_widths(narrow), scaled_widths(wide)
+    sizes: dict[str, tuple[Any, Any]] = {k: (before[k], after[k]) for k in after if k in before}
+    return {**sizes, "parameters": (parameters_of(narrow), parameters_of(wide))}
 
 
 def couple_verified(
@@ -82,7 +117,8 @@ def couple_verified(
         raise CouplingError(
             f"the coupled {spec} differs from the mean of its parents by {proof.error:.1e} of the "
             f"largest logit, more than rounding can cause ({proof.tolerance:.0e})",
-            "The branches are not independent; allow an inexact coupling to use it anyway.",
+            "The branches are not independent: choose an architecture that couples exactly (rbdc "
+            "explain MODEL). allow_inexact writes the model with this difference.",
         )
     record = {"exact": proof.holds, "proof_error": proof.error, "norm_drift": proof.drift}
     return wide, record

@@ -4,16 +4,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import timm
 import torch
 from torch import nn
 
-from rbdc.coupling import CouplingProof, check_conflicts, couple, example_for, verify_coupling
+from rbdc.coupling import CouplingProof, check_conflicts, couple, verify_coupling
 from rbdc.coupling.rules import rule_of
-from rbdc.disk import remembered
-from rbdc.models.build import build, family, narrowing_of
+from rbdc.models.build import build, narrowing_of
+from rbdc.models.memory import found
 from rbdc.models.spec import ModelSpec
-from rbdc.models.structures import FORMAT, folder, halves_structure
+from rbdc.models.structures import halves_structure, quick_example
 from rbdc.structure import Structure
 
 
@@ -52,25 +51,19 @@ def explain(spec: ModelSpec) -> Explanation:
     """Find how a model couples, and prove it on parents with random weights."""
     structure = halves_structure(spec)
     check_conflicts(structure)
-    about = {
-        "proof of": spec.to_json(),
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-        "format": FORMAT,
-    }
-    proof, _ = remembered(folder(), about, lambda: asdict(_prove(spec, structure)))
+    proof = found("proof of", spec, lambda: asdict(prove_random(spec, structure)))
     return Explanation(
         spec=spec, halved=_halved(spec), structure=structure, proof=CouplingProof(**proof)
     )
 
 
-def _prove(spec: ModelSpec, structure: Structure) -> CouplingProof:
+def prove_random(spec: ModelSpec, structure: Structure) -> CouplingProof:
     """Couple random parents, in float64: the error is then far from what rounding can cause."""
     first, second, wide = (build(spec.scaled(width)).double() for width in (0.5, 0.5, 1))
     for seed, parent in enumerate((first, second)):
         randomize(parent, seed)
     couple(first, second, into=wide, structure=structure, allow_inexact=True)
-    return verify_coupling(first, second, wide, example_for(wide), structure)
+    return verify_coupling(first, second, wide, quick_example(spec, wide), structure)
 
 
 @torch.no_grad()
@@ -85,10 +78,14 @@ def randomize(model: nn.Module, seed: int) -> None:
 
 
 def _halved(spec: ModelSpec) -> str:
+    """Say how the model of half the width is built."""
     half = spec.scaled(0.5)
-    if family(spec).widths is not None:
-        return "by constructor arguments that its family names"
     way = narrowing_of(half)
-    if way.by == "layers":
-        return "by layers that divide their sizes"
-    return f"by constructor arguments: {', '.join(way.arguments)}"
+    if half.width == 1:
+        return "it is the model that is named, and the wide one is twice as wide"
+    if way is None:
+        return "by constructor arguments that its family names"
+    if way.by == "arguments":
+        return f"by constructor arguments: {', '.join(way.arguments)}"
+    also = "the arguments of its modules, and " if way.by == "modules" else ""
+    return f"by {also}layers that divide their sizes"

@@ -3,7 +3,7 @@
 Structure is found, not declared. Blocks that repeat are the entries of lists that are longer in the
 deeper model. A new block starts as the identity: the last layer of each of its residual branches is
 found by trying, and set to zero. So the deeper model computes what the shallower one did, which is
-proved on an image of noise.
+proved on an image of noise, or on a sequence of random tokens.
 """
 
 import sys
@@ -15,10 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rbdc.coupling import class_names, evaluating, example_for, set_class_names
+from rbdc.coupling import class_names, evaluating, example_for, set_class_names, tokens_for
 from rbdc.errors import ModelError
-from rbdc.models.build import build, spec_of
+from rbdc.models.build import build, family, image_side, size_argument, sized, spec_of
+from rbdc.models.language import SEQUENCE
 from rbdc.models.spec import ModelSpec
+from rbdc.structure import call, unwrapped
 
 NewBlocks = Literal["identity", "copy"]
 """What new blocks start as: the identity, or copies of trained blocks (G_stack)."""
@@ -42,10 +44,11 @@ class Extended:
 def extend(
     model: nn.Module, spec: ModelSpec, *, seed: int, blocks: NewBlocks = "identity"
 ) -> Extended:
-    """Return `model` at the depth and image size of `spec`. New weights are drawn from `seed`."""
+    """Return `model` at the depth and input size of `spec`. New weights are drawn from `seed`."""
     before = spec_of(model)
-    size = {k: v for k, v in before.arguments.items() if k == "img_size"}
-    others = {k: v for k, v in spec.arguments.items() if k != "img_size"}
+    argument = size_argument(spec)
+    size = {k: v for k, v in before.arguments.items() if k == argument}
+    others = {k: v for k, v in spec.arguments.items() if k != argument}
     same_size = replace(spec, arguments=others | size)
     deeper, origin, error = model, {name: name for name in model.state_dict()}, None
     if same_size != before:
@@ -55,6 +58,16 @@ def extend(
     resized, changed = _resize(deeper, spec)
     kept = {new: old for new, old in origin.items() if new not in changed}
     return Extended(model=resized, origin=kept, error=error)
+
+
+@torch.no_grad()
+def at_size(model: nn.Module, spec: ModelSpec, side: int) -> nn.Module:
+    """Return a model of `spec` for images of another side: itself, if it takes images of any."""
+    if side == image_side(spec) or not family(spec).takes_image_size:
+        return model
+    plain = unwrapped(model)
+    resized, _ = _resize(plain, sized(spec, side))
+    return resized.to(next(plain.parameters()))
 
 
 def _deepen(
@@ -171,59 +184,79 @@ def make_identity(model: nn.Module, paths: Sequence[str]) -> None:
     for path in paths:
         block = model.get_submodule(path)
         with evaluating(model):
-            if not _silence(block, _inputs(model, block)):
+            if not _silence(_BlockCall.of(block, model)):
                 raise ModelError(
                     f"{path} cannot start as the identity: it has no residual connection",
                     "Leave depth out of --grow.",
                 )
 
 
-def _inputs(model: nn.Module, block: nn.Module) -> tuple[Any, ...]:
-    """Return what the block is called with, for an image of noise."""
-    found: list[tuple[Any, ...]] = []
-    with block.register_forward_pre_hook(lambda _module, inputs: found.append(inputs)):
-        model(example_for(model).to(next(model.parameters())))
-    return found[0]
+@dataclass(frozen=True, slots=True)
+class _BlockCall:
+    """What a block is called with, for an example of the model's inputs."""
+
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, block: nn.Module, model: nn.Module) -> "_BlockCall":
+        """Record the first call of a block of the model."""
+        found: list[_BlockCall] = []
+
+        def record(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+            found.append(cls(module, inputs, options))
+
+        with block.register_forward_pre_hook(record, with_kwargs=True):
+            call(model, _example(model))
+        return found[0]
+
+    def output(self) -> Tensor:
+        """Return what the block computes now; of several outputs, the first one."""
+        found = self.module(*self.inputs, **self.options)
+        result: Tensor = found[0] if isinstance(found, tuple) else found
+        return result
+
+    def is_identity(self) -> bool:
+        """Return whether the block returns its input."""
+        before = next(v for v in (*self.inputs, *self.options.values()) if isinstance(v, Tensor))
+        return torch.equal(self.output(), before)
 
 
-def _silence(block: nn.Module, inputs: tuple[Any, ...]) -> bool:
+def _silence(block: _BlockCall) -> bool:
     """Set layers to zero, last ones first, until the block is the identity; return whether it is.
 
     A layer whose zeros change nothing more, because one behind it is zero already, keeps its
     weights. So only the layers that end a residual branch are zero in the end.
     """
-
-    def is_identity() -> bool:
-        return torch.equal(block(*inputs), inputs[0])
-
     zeroed: list[tuple[nn.Module, dict[str, Tensor]]] = []
-    for layer in reversed(_called_layers(block, inputs)):
-        if is_identity():
+    for layer in reversed(_called_layers(block)):
+        if block.is_identity():
             break
-        before, saved = block(*inputs), _own_parameters(layer)
+        before, saved = block.output(), _own_parameters(layer)
         _set_zero(layer)
-        if torch.equal(block(*inputs), before):
+        if torch.equal(block.output(), before):
             _restore(layer, saved)
         else:
             zeroed.append((layer, saved))
-    if not is_identity():
+    if not block.is_identity():
         return False
     for layer, saved in zeroed:  # a gate behind the last layer of a branch need not be zero
         _restore(layer, saved)
-        if not is_identity():
+        if not block.is_identity():
             _set_zero(layer)
     return True
 
 
-def _called_layers(block: nn.Module, inputs: tuple[Any, ...]) -> list[nn.Module]:
+def _called_layers(block: _BlockCall) -> list[nn.Module]:
     """Return the modules with parameters of their own, in the order in which their calls end."""
     called: list[nn.Module] = []
     with ExitStack() as hooks:
-        for module in block.modules():
+        for module in block.module.modules():
             if next(module.parameters(recurse=False), None) is not None:
                 hook = module.register_forward_hook(lambda layer, _in, _out: called.append(layer))
                 hooks.enter_context(hook)
-        block(*inputs)
+        block.output()
     return list(dict.fromkeys(called))
 
 
@@ -241,15 +274,21 @@ def _set_zero(layer: nn.Module) -> None:
         weight.zero_()
 
 
+def _example(model: nn.Module) -> Any:
+    """Return an image of noise, or a whole sequence: attention windows are shorter than those."""
+    record: Any = getattr(model, "pretrained_cfg", {})
+    return tokens_for(record, record[SEQUENCE]) if SEQUENCE in record else example_for(model)
+
+
 def _difference(before: nn.Module, after: nn.Module) -> float:
-    """Return the relative difference of the logits for an image of noise."""
+    """Return the relative difference of the logits for one example."""
     with evaluating(before), evaluating(after):
-        expected, found = (model(example_for(model)).double() for model in (before, after))
+        expected, found = (call(model, _example(model))[0].double() for model in (before, after))
     return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
 def _resize(model: Any, spec: ModelSpec) -> tuple[nn.Module, set[str]]:
-    """Return the model for another image size, and the tensors that had to be resampled."""
+    """Return the model for another input size, and the tensors that had to be resampled."""
     resized: Any = build(spec)
     old, new = model.state_dict(), resized.state_dict()
     changed = {name for name, tensor in new.items() if old[name].shape != tensor.shape}
@@ -261,7 +300,14 @@ def _resize(model: Any, spec: ModelSpec) -> tuple[nn.Module, set[str]]:
                 "Leave resolution out of --grow.",
             )
         old = convert(dict(old), resized)  # timm's own way, as for its published weights
-    resized.load_state_dict(old)
-    kept = {k: v for k, v in model.pretrained_cfg.items() if k != "input_size"}
+    try:
+        resized.load_state_dict(old)
+    except RuntimeError as error:
+        raise ModelError(
+            f"timm cannot resample the weights of {spec} for {image_side(spec)} px: "
+            + " ".join(str(error).split())[:200],
+            "Leave resolution out of --grow.",
+        ) from None
+    kept = {k: v for k, v in model.pretrained_cfg.items() if k not in ("input_size", SEQUENCE)}
     resized.pretrained_cfg.update(kept)
     return resized, changed

@@ -16,6 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from rbdc.errors import ModelError
+from rbdc.models.language import language_depths, language_widths
 
 Widths = Mapping[str, int | tuple[int, ...]]
 
@@ -43,6 +44,10 @@ class Family:
     """Epochs of learning rate warm-up."""
     recipe: str
     """Name of the included recipe."""
+    grow: tuple[str, ...] = ("width",)
+    """What `rbdc train` grows such a model in by default (docs/train.md has the evidence)."""
+    ratio: float = 2.0
+    """Epochs of a wide model over its parents' by default, likewise."""
     construct: Callable[[Any, Callable[..., nn.Module], dict[str, Any]], nn.Module] | None = None
     """Build the scaled model from (model at width 1, timm's constructor, scaled arguments).
 
@@ -84,7 +89,7 @@ def _construct_resnet(
     return model  # type: ignore[no-any-return]
 
 
-FAMILIES = (
+FAMILIES = [
     Family(
         model_class=VisionTransformer,  # DeiT, with or without distillation token, DeiT-III, ViT
         widths=_vit_widths,
@@ -93,6 +98,8 @@ FAMILIES = (
         baseline_epochs=300,
         warmup_epochs=5,
         recipe="deit",
+        grow=("width", "resolution"),
+        ratio=1.0,
     ),
     Family(
         model_class=ResNet,  # with and without the D stem
@@ -102,13 +109,33 @@ FAMILIES = (
         baseline_epochs=90,
         warmup_epochs=2,
         recipe="resnet50d",
+        grow=("width", "depth", "resolution"),
+        ratio=1.0,
         construct=_construct_resnet,
     ),
+]
+
+
+def register_family(family: Family) -> None:
+    """Add a family of your own. It comes before all others, so it can also replace one."""
+    FAMILIES.insert(0, family)
+
+
+LANGUAGE = Family(
+    model_class=nn.Module,  # the causal language models of transformers
+    widths=language_widths,
+    depths=language_depths,
+    takes_image_size=False,
+    baseline_epochs=1,
+    warmup_epochs=0,
+    recipe="gpt-demo",
 )
 
 
 def family_of(model: nn.Module) -> Family:
     """Return the family of a model; one without an entry trains as a DeiT does."""
+    if type(model).__module__.startswith("transformers."):
+        return LANGUAGE
     for family in FAMILIES:
         if isinstance(model, family.model_class):
             return family

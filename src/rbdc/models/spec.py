@@ -12,6 +12,13 @@ from rbdc.errors import ModelError, WidthError
 MOST, MOST_CLASSES = 2**16, 2**20  # of a number in a model's arguments
 _NAME = re.compile(r"[\w.+-]{0,64}", re.ASCII)  # of a layer or a mode: no path, no address
 _MEMBERS, _LEVELS = 100, 4  # of lists and mappings
+_MOST_OF = {
+    **dict.fromkeys(("num_classes", "vocab_size", "max_position_embeddings", "n_positions",
+                     "pad_token_id", "bos_token_id", "eos_token_id", "sequence_length",
+                     "sliding_window"), MOST_CLASSES),
+    "rope_parameters": 10**9, "rope_theta": 10**9,
+}  # fmt: skip
+"""Largest numbers of arguments that may have larger ones."""
 _SIZES, _MOST_SIZE = ("img_size", "patch_size", "in_chans"), 4096
 
 
@@ -58,7 +65,7 @@ class ModelSpec:
 def check_arguments(name: str, arguments: Mapping[str, Any]) -> None:
     """Refuse values that no architecture has: huge numbers, paths, deep nesting, no pixels."""
     for key, value in arguments.items():
-        most = MOST_CLASSES if key == "num_classes" else MOST
+        most = _MOST_OF.get(key, MOST)
         if problem := _problem(value, most) or (_size_problem(value) if key in _SIZES else ""):
             raise ModelError(
                 f"{key} of {name} {problem}",

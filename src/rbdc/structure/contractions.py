@@ -102,6 +102,10 @@ def _product(step: Step, x: Tensor | None, y: Tensor | None, grows: _Grows) -> T
     y = None if y is None else units.unite_along(y, 1)
     if x is None or y is None:
         return y if x is None else x
+    x_varies, y_varies = x.shape[0] > 1, y.shape[0] > 1
+    one_sided = grows.b and x_varies != y_varies  # one key or value for the heads of both branches
+    if choice := step.choose(("x" if x_varies else "y") if one_sided else ""):
+        return units.unite_along(x, 1) if choice == "x" else units.unite_along(y, 2)
     rows, columns = grows.i and x.shape[1] > 1, grows.j and y.shape[2] > 1
     if rows and columns:
         step.note("joint")

@@ -30,7 +30,7 @@ def inexact_uses(tape: Tape, units: Units, layout: Layout) -> dict[str, str]:
         origin = tuple(dict.fromkeys(n for number in ids for n in means.get(number, ())))
         shared = [name for name in names if not layout[name].scaled]
         if op.name in _CONTRACTIONS:
-            heads = [n for n in names if layout[n].scaled == (layout[n].input_axis,)]
+            heads = [n for n in names if layout[n].is_head and op.name != "embedding"]
             keeps, origin = not shared and not origin, (*origin, *heads)
         else:
             active = [n for n, one in ids.items() if one.units is not None or one.weights]

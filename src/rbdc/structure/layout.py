@@ -27,6 +27,28 @@ class Axes:
     """Sizes, in the narrow model, of the parts along the first scaled axis; empty if it has one."""
     packed_second: tuple[int, ...] = ()
     """The same along the second scaled axis."""
+    scale: float = 1.0
+    """Factor that another tensor leaves to this one, as a tied head does to the norm before it."""
+    offset: float = 0.0
+    """What the model adds to the tensor before it multiplies with it (Gemma's norms: 1)."""
+
+    @property
+    def is_head(self) -> bool:
+        """Return whether the tensor is a head's weight: its inputs double, its outputs do not."""
+        return self.scaled == (self.input_axis,)
+
+    @property
+    def factor(self) -> float:
+        """Return what the parents' entries are multiplied by: 1/2 in a head (Eq. 6)."""
+        return self.scale / 2 if self.is_head else self.scale
+
+    def scaled_entries(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the parents' entries, multiplied by the factor."""
+        if self.factor == 1:
+            return tensor
+        if not self.offset:
+            return tensor * self.factor
+        return (tensor + self.offset) * self.factor - self.offset
 
     def unpack(self, tensor: Tensor, width: int = 1) -> tuple[Tensor, ...]:
         """Split a tensor of a model `width` times as wide as the narrow one into its parts."""

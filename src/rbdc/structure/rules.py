@@ -19,6 +19,7 @@ _RULES: dict[str, Callable[[Step], None]] = {
     "bmm": matrix_product,
     "convolution": convolve,
     "embedding": embed,
+    "col2im": lambda step: fold(step),
     "cumsum": lambda step: mix(step, [step.op.argument("dim")]),
     "_fft_r2c": lambda step: mix(step, step.op.argument("dim")),
     "_fft_c2c": lambda step: mix(step, step.op.argument("dim")),
@@ -41,7 +42,7 @@ def apply_rule(op: Op, twin: Op, units: Units) -> None:
     found = [units.of(ref) for ref in op.inputs]
     if not any(ids.units is not None or ids.weights for ids in found):
         return
-    if op.constants != twin.constants:
+    if op.constants != twin.constants or _has_other_constants(step):
         step.note("constant")
     if op.name in _RULES:
         _RULES[op.name](step)
@@ -56,6 +57,23 @@ def apply_rule(op: Op, twin: Op, units: Units) -> None:
         pointwise(step)
     elif not op.name.startswith("new_") and not op.name.endswith(("_like", "fill", "zero")):
         step.note("unknown")
+
+
+def _has_other_constants(step: Step) -> bool:
+    """Return whether a constant tensor of the wider twin has other values than the narrower's.
+
+    Slopes by head (ALiBi) depend on the number of heads. The same values twice are no difference.
+    """
+    arithmetic = step.op.name in ("add", "sub", "mul", "div")  # what is copied into may be anything
+    for ref, other in zip(step.op.inputs, step.twin.inputs, strict=True) if arithmetic else ():
+        own = step.units.constants.get(ref.number)
+        theirs = step.units.twin_constants.get(other.number)
+        if own is not None and theirs is not None and own.numel() != theirs.numel():
+            small, large = sorted((own.flatten(), theirs.flatten()), key=len)
+            times = len(large) // len(small)
+            if not torch.equal(small.repeat(times).sort().values, large.sort().values):
+                return True
+    return False
 
 
 # Pointwise operations
@@ -76,7 +94,9 @@ def pointwise(step: Step) -> None:
     units, out = step.units, step.op.outputs[0]
     grows, rank = units.grows(out), len(out.shape)
     found = [units.of(ref) for ref in step.op.inputs]
+    refs = [ref for ref, ids in zip(step.op.inputs, found, strict=True) if ids.units is not None]
     active = [_lift(ids.units, rank) for ids in found if ids.units is not None]
+    sizes = [(*[1] * (rank - len(ref.shape)), *ref.shape) for ref in refs]
     weights = {
         name: tuple(_lift(index, rank) for index in at)
         for ids in found
@@ -86,8 +106,9 @@ def pointwise(step: Step) -> None:
         units.ids[out.number] = Ids(weights=weights)
         return
     # One value for channels of both branches, as a gate, is of none of their units.
-    across = [a for a in range(rank) if grows[a] and any(ids.shape[a] > 1 for ids in active)]
-    own = [ids for ids in active if all(ids.shape[a] > 1 for a in across)] or active[:1]
+    across = [a for a in range(rank) if grows[a] and any(size[a] > 1 for size in sizes)]
+    full = (all(size[a] > 1 for a in across) for size in sizes)
+    own = [ids for ids, is_full in zip(active, full, strict=True) if is_full] or active[:1]
     total = own[0]
     for ids in own[1:]:
         total = units.unite(total, ids)
@@ -190,6 +211,17 @@ _MOVES: dict[str, Callable[..., Any]] = {
         for name in ("reflection_pad1d", "reflection_pad2d", "replication_pad2d")
     },
 }  # fmt: skip
+
+
+def fold(step: Step) -> None:
+    """Unite the entries of a channel's patches, which are added up where they overlap."""
+    units, ref, out = step.units, step.op.inputs[0], step.op.outputs[0]
+    found = units.own(units.of(ref))
+    if found is None:
+        return
+    rows, channels = ref.shape[-2], out.shape[-3]
+    patches = found.expand(*found.shape[:-2], rows, found.shape[-1]).unflatten(-2, (channels, -1))
+    step.set(units.unite_along(patches, -2, -1), see=True)
 
 
 # Reductions

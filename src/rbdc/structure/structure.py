@@ -5,7 +5,7 @@
 is built from its parents'. What cannot be coupled, or not exactly, is named with its cause.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -15,6 +15,7 @@ from torch import nn
 
 from rbdc.errors import CouplingError
 from rbdc.structure.exact import inexact_uses
+from rbdc.structure.factors import move_factors
 from rbdc.structure.layout import Axes, Split
 from rbdc.structure.rules import apply_rule
 from rbdc.structure.solve import UNKNOWN, Branches, Conflict, match, runs_of
@@ -80,8 +81,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 _WRAPPERS = {
-    "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "AveragedModel",
-    "ModelEma", "ModelEmaV2", "ModelEmaV3",
+    "DistributedDataParallel", "DataParallel", "AveragedModel", "ModelEma", "ModelEmaV2",
+    "ModelEmaV3",
 }  # fmt: skip
 
 
@@ -95,12 +96,12 @@ def find_structure(narrow: nn.Module, wide: nn.Module, example: Any) -> Structur
     _check_names(*shapes)
     tapes = [record(model, example) for model in (narrow, wide)]
     _check_twins(*tapes)
-    units = []
-    for (tape, twin), own in zip((tapes, tapes[::-1]), (shapes, shapes[::-1]), strict=True):
-        units.append(Units(tape, twin, *own))
+    units = [Units(tapes[i], tapes[1 - i], shapes[i], shapes[1 - i]) for i in (0, 1)]
+    units[0].choices = units[1].choices  # the wide model decides: a narrow one may have one head
+    for own, (tape, twin) in ((units[1], tapes[::-1]), (units[0], tapes)):
         for number, (op, other) in enumerate(zip(tape.ops, twin.ops, strict=True)):
-            units[-1].step = number
-            apply_rule(op, other, units[-1])
+            own.step = number
+            apply_rule(op, other, own)
     return _Reader(tapes, units, shapes).structure(wide)
 
 
@@ -149,7 +150,7 @@ class _Reader:
     def __init__(
         self, tapes: list[Tape], units: list[Units], shapes: list[dict[str, tuple[int, ...]]]
     ) -> None:
-        self.tape = tapes[1]
+        self.twin, self.tape = tapes
         self.twin_ref = {wide.number: narrow for narrow, wide in pairs(*tapes)}
         self.narrow, self.wide = units
         self.shapes = shapes
@@ -169,7 +170,10 @@ class _Reader:
                 self.conflicts[str(note.op)] = "no rule says what the operation does to branches"
         inexact = {} if self.conflicts else inexact_uses(self.tape, self.wide, layout)
         joint = self.joint(layout, inexact)
-        self.add_causes(joint, inexact)
+        moved = move_factors(self.tape, self.twin, self.wide, layout, first)
+        self.conflicts |= moved.conflicts
+        layout |= moved.layout
+        self.add_causes(joint, inexact, moved.undone)
         outputs = tuple(self.split(ref) for ref in self.tape.outputs)
         return Structure(
             layout=layout,
@@ -258,10 +262,15 @@ class _Reader:
                 inexact[str(note.op)] = "it mixes the branches, and cannot be run for each alone"
         return found
 
-    def add_causes(self, joint: Mapping[str, Any], inexact: dict[str, str]) -> None:
-        """Add what is noted of operations, except of those in modules that run per branch."""
+    def add_causes(
+        self, joint: Mapping[str, Any], inexact: dict[str, str], undone: Sequence[Op]
+    ) -> None:
+        """Add what is noted of operations, except of those in modules that run per branch.
+
+        Constants of the operations `undone` are made up for by a factor in a tensor.
+        """
         for note in self.wide.notes:
-            if note.op.module in joint:
+            if note.op.module in joint or any(note.op is op for op in undone):
                 continue
             if note.kind == "standardised":
                 inexact[note.tensor] = f"it is normalised over an axis that doubles ({note.op})"

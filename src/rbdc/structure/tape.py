@@ -35,6 +35,7 @@ _COMPOSED = frozenset(
 """Operations that are recorded as what torch decomposes them into."""
 _SAME = frozenset({"clone", "alias", "detach", "lift_fresh", "contiguous", "to", "_to_copy"})
 """Operations that copy values. Whether a reshape copies depends on sizes, so they are left out."""
+_SMALL = 2**16  # entries of a constant whose values are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Op:
     inputs: tuple[Ref, ...]
     """The floating-point tensors among the arguments, in order."""
     constants: tuple[float, ...]
-    """The floating-point numbers among the arguments, in order."""
+    """The floating-point numbers among the arguments, in order; also those in constant tensors."""
 
     def argument(self, name: str, default: Any = None) -> Any:
         """Return an argument by its name in ATen's schema."""
@@ -84,6 +85,8 @@ class Tape:
     outputs: tuple[Ref, ...] = ()
     calls: dict[str, tuple[Ref, Ref]] = field(default_factory=dict)
     """First input and output of each module that maps one tensor to one tensor, by its path."""
+    constants: dict[int, Tensor] = field(default_factory=dict)
+    """Small tensors that are computed of no weight and no input, by number."""
 
 
 class _Recorder(TorchDispatchMode):
@@ -91,11 +94,14 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.tape = Tape()
         self.refs: Any = WeakIdKeyDictionary()
+        self.views: Any = WeakIdKeyDictionary()
         self.count = 0
         self.path: list[str] = []
+        self.scalars: dict[int, float] = {}  # values of constants that the model keeps as tensors
         for name, tensor in model.state_dict(keep_vars=True).items():
             if tensor.is_floating_point() and tensor not in self.refs:  # tied: the first name
                 self.tape.tensors[self.number(tensor).number] = name
+        self.derived = set(self.tape.tensors)  # tensors that depend on weights or inputs
 
     def number(self, tensor: Tensor, *, new: bool = False) -> Ref:
         """Return the reference of a tensor. An in-place operation makes a `new` one."""
@@ -109,7 +115,11 @@ class _Recorder(TorchDispatchMode):
         path = self.path[-1] if self.path else ""
         leaves = list(_leaves((args, kwargs)))
         inputs = tuple(leaf for leaf in leaves if isinstance(leaf, Ref))
-        constants = tuple(leaf for leaf in leaves if isinstance(leaf, float))
+        scalars = (self.scalars.get(ref.number) for ref in inputs)
+        constants = (
+            *(leaf for leaf in leaves if isinstance(leaf, float)),
+            *(value for value in scalars if value is not None),
+        )
         self.tape.ops.append(Op(name, func, args, kwargs, outputs, path, inputs, constants))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -122,29 +132,54 @@ class _Recorder(TorchDispatchMode):
         taken, named = replaced((args, kwargs), self.taken)
         out = func(*args, **kwargs)
         results = [t for t in _leaves(out) if _is_float(t)]
+        if func.is_view:
+            self.views.update(dict.fromkeys(results))
         if name in _SAME:
             if results and _is_float(args[0]) and results[0] is not args[0]:
                 self.refs[results[0]] = self.number(args[0])
             return out
         changes = func._schema.is_mutable
-        self.add(name, func, taken, named, tuple(self.number(t, new=changes) for t in results))
+        refs = tuple(self.number(t, new=changes) for t in results)
+        self.add(name, func, taken, named, refs)
+        if not self.derived.isdisjoint(ref.number for ref in self.tape.ops[-1].inputs):
+            self.derived.update(ref.number for ref in refs)
+        else:
+            small = [
+                pair for pair in zip(refs, results, strict=True) if 0 < pair[1].numel() < _SMALL
+            ]
+            self.tape.constants |= {ref.number: tensor.detach().clone() for ref, tensor in small}
         if changes:
             self.write_back(results)
         return out
 
     def taken(self, argument: Any) -> Any:
-        if isinstance(argument, Tensor):
-            return self.number(argument) if _is_float(argument) else argument.cpu()
-        return argument
+        if not isinstance(argument, Tensor):
+            return argument
+        if not _is_float(argument):
+            return argument.cpu()
+        given = argument not in self.refs and argument.ndim == 0 and not argument.is_complex()
+        ref = self.number(argument)
+        if given:
+            self.scalars[ref.number] = float(argument)
+        return ref
 
     def write_back(self, changed: list[Tensor]) -> None:
-        """Record that a view was changed in place, and with it the tensor it is a view of."""
-        for view in changed:
-            base = view._base
-            if base is not None and base in self.refs:
-                geometry = (tuple(view.shape), view.stride(), view.storage_offset())
-                taken = (self.number(base), self.number(view), geometry)
+        """Record that tensors were changed in place, and with them those that share their memory.
+
+        A tensor that a changed one is a view of is written, and its other views are read again.
+        """
+        for tensor in changed:
+            base = tensor if tensor._base is None else tensor._base
+            if base not in self.refs:
+                continue
+            if base is not tensor:
+                taken = (self.number(base), self.number(tensor), _geometry(tensor))
                 self.add("write_back", None, taken, {}, (self.number(base, new=True),))
+            for view in [*self.views]:
+                if view._base is base and view is not tensor:
+                    where = (self.number(base), *_geometry(view))
+                    made = (self.number(view, new=True),)
+                    self.add("as_strided", aten.as_strided.default, where, {}, made)
 
     def enter(self, path: str) -> Callable[..., None]:
         return lambda _module, _inputs: self.path.append(path)
@@ -205,6 +240,11 @@ def replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
     return replace(value)
 
 
+def _geometry(view: Tensor) -> tuple[Any, ...]:
+    """Return where the entries of a view are in the memory of its base."""
+    return tuple(view.shape), view.stride(), view.storage_offset()
+
+
 def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
@@ -222,11 +262,29 @@ def call(model: nn.Module, example: Any) -> list[Tensor]:
         return value.to(weight) if value.is_floating_point() else value.to(weight.device)
 
     example = tree_map(moved, example)
-    if isinstance(example, dict):
-        result = model(**example)
-    else:
-        result = model(*example) if isinstance(example, tuple) else model(example)
+    with _uncapped(model):
+        if isinstance(example, dict):
+            result = model(**example)
+        else:
+            result = model(*example) if isinstance(example, tuple) else model(example)
     return [t for t in tree_leaves(result) if _is_float(t)]
+
+
+@contextmanager
+def _uncapped(model: nn.Module) -> Iterator[None]:
+    """Leave out a soft cap of the logits (Gemma 2): the head's own outputs are what couples."""
+    config: Any = getattr(model, "config", None)
+    cap = getattr(config, _CAP, None)
+    if cap is not None:
+        setattr(config, _CAP, None)
+    try:
+        yield
+    finally:
+        if cap is not None:
+            setattr(config, _CAP, cap)
+
+
+_CAP = "final_logit_softcapping"
 
 
 @torch.no_grad()

@@ -64,7 +64,9 @@ class Units:
         self.input_axis: dict[str, int] = {}
         self.notes: list[Note] = []
         self.step = 0
+        self.choices: dict[int, str] = {}
         self._own: dict[str, Tensor] = {}
+        self.constants, self.twin_constants = tape.constants, twin.constants
 
     def grows(self, ref: Ref) -> tuple[bool, ...]:
         """Return for each axis of a tensor whether its twin has another size there."""
@@ -189,6 +191,10 @@ class Step:
             self.units.ids[ref.number] = Ids(units=ids)
             if see:
                 self.units.see(ids, self.units.grows(ref), output)
+
+    def choose(self, choice: str) -> str:
+        """Return what was chosen for this step: the twin that is read first decides for both."""
+        return self.units.choices.setdefault(self.units.step, choice)
 
     def note(self, kind: str, tensor: str = "") -> None:
         """Remember what the coupling has to respect about this operation."""
