@@ -1,16 +1,18 @@
 """Models by width."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import timm
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rbdc
 from rbdc.errors import ModelError, WidthError
-from rbdc.models import ModelSpec, build_empty, build_meta, check_steps, scaled_widths
+from rbdc.models import ModelSpec, build_empty, build_meta, check_steps, families, scaled_widths
 from tests.support import SMALL, SMALL_VIT, images, logits
 
 
@@ -157,3 +159,14 @@ def test_what_cannot_be_built_says_why(
 def test_a_model_that_rbdc_did_not_build_has_no_spec() -> None:
     with pytest.raises(ModelError, match="has no record of what it was built from"):
         rbdc.spec_of(torch.nn.Linear(2, 2))
+
+
+def test_a_user_registers_a_family_without_editing_the_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(families, "FAMILIES", [*families.FAMILIES])
+    model = timm.create_model("test_convnext")
+    own = replace(families.family_of(model), baseline_epochs=7)
+    assert families.family_of(model).baseline_epochs != 7
+    families.register_family(own)
+    assert families.family_of(model) is own

@@ -3,7 +3,9 @@
 `tests/report/test_hostile_runs.py` does the same with run folders.
 """
 
+import json
 import socket
+import zipfile
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,13 +13,16 @@ from typing import Any
 
 import pytest
 import timm
+import torch
 
 import rbdc
 from rbdc.errors import RbdcError
-from rbdc.models import couple_folders
+from rbdc.models import couple_folders, memory
+from rbdc.models.hub import read_tokenizer
 from rbdc.training import image_format
 from rbdc.training.teacher import load_teacher
 from rbdc.transfer.jobs import find_backbone
+from tests import hostile_text
 from tests.hostile import CLASSES, PLAIN, VIT, hostile_folders, refusal, watched
 from tests.support import small_data, small_recipe, small_task
 
@@ -71,6 +76,67 @@ def test_a_command_refuses_a_strangers_folder_in_two_lines(
             assert refusal(words, capsys)
         assert not seen
     check_untouched(tmp_path, listener)
+
+
+@pytest.mark.parametrize("name", hostile_text.REFUSED)
+def test_a_strangers_language_model_does_no_harm(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    folder, other = (hostile_text.language_folder(tmp_path / n, i) for i, n in enumerate("ab"))
+    hostile_text.REFUSED[name](folder)
+    output = tmp_path / "output"
+    monkeypatch.setattr(memory, "FOLDER", output / "structures")
+    for parents in ((folder, other), (other, folder), (folder, folder)):
+        with watched(output) as seen, pytest.raises(RbdcError) as refused:
+            couple_folders(*parents, output / "wide")
+        assert not seen and refused.value.problem, seen
+    assert not (output / "wide").exists()
+
+
+def test_what_transformers_would_fetch_is_not_copied_into_a_coupled_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    first, second = (hostile_text.language_folder(tmp_path / n, i) for i, n in enumerate("ab"))
+    path, output = first / hostile_text.CONFIG, tmp_path / "output"
+    path.write_text(json.dumps(json.loads(path.read_text()) | hostile_text.LEFT_OUT))
+    monkeypatch.setattr(memory, "FOLDER", output / "structures")
+    with watched(output) as seen:
+        couple_folders(first, second, output / "wide")
+    config = json.loads((output / "wide" / hostile_text.CONFIG).read_text())
+    assert not seen and config.keys().isdisjoint(hostile_text.LEFT_OUT)
+    assert config["hidden_size"] == 2 * hostile_text.LLAMA["hidden_size"]
+
+
+def test_links_of_the_cache_of_hugging_face_are_followed(tmp_path: Path) -> None:
+    snapshot, blob = tmp_path / "snapshots" / "1", tmp_path / "blobs" / "abc"
+    for folder in (snapshot, blob.parent):
+        folder.mkdir(parents=True)
+    blob.write_text("{}")
+    (snapshot / "tokenizer.json").symlink_to("../../blobs/abc")
+    assert read_tokenizer(snapshot) == {"tokenizer.json": "{}"}
+    (tmp_path / "secret").write_text("{}")
+    (snapshot / "vocab.json").symlink_to("../../secret")
+    with pytest.raises(RbdcError, match=r"vocab.json is a link to .*secret"):
+        read_tokenizer(snapshot)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")  # torch's tensors of rows are in beta state
+@pytest.mark.parametrize("kind", ["sparse", "rows", "compressed"])
+def test_a_pickle_holds_dense_tensors_of_its_own_size(kind: str, tmp_path: Path) -> None:
+    tensor = torch.eye(1000)
+    state = {"x": tensor.to_sparse() if kind == "sparse" else tensor}
+    state = {"x": tensor.to_sparse_csr()} if kind == "rows" else state
+    torch.save(state, tmp_path / "weights.pth")
+    if kind == "compressed":
+        with zipfile.ZipFile(tmp_path / "weights.pth") as archive:
+            content = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(tmp_path / "weights.pth", "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, member in content.items():
+                archive.writestr(name, member)
+    with pytest.raises(RbdcError, match=r"sparse or quantized|it is compressed"):
+        rbdc.load(tmp_path / "weights.pth", model=VIT)
 
 
 def test_a_harmless_folder_of_the_same_kind_is_loaded(

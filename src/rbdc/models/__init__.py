@@ -15,15 +15,19 @@ from rbdc.models.build import (
     family,
     fold_parametrizations,
     image_side,
+    parameters_of,
     patch_side,
     record_of,
     scaled_widths,
     shapes_of,
+    size_argument,
+    sized,
     spec_of,
     timm_builds,
 )
 from rbdc.models.coupled import couple_folders
-from rbdc.models.extend import NewBlocks, extend
+from rbdc.models.extend import NewBlocks, at_size, extend
+from rbdc.models.families import Family, register_family
 from rbdc.models.folder import copy_model, export, load
 from rbdc.models.narrow import narrow
 from rbdc.models.spec import ModelSpec

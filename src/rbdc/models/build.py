@@ -1,10 +1,11 @@
-"""Build a model of timm or torchvision at a fraction of its width, by its own constructor."""
+"""Build a model of timm, torchvision or transformers at a fraction of its width."""
 
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,9 +13,13 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from rbdc.errors import ModelError, WidthError
+from rbdc.models.constructors import constructor_arguments
 from rbdc.models.create import TORCHVISION, create
 from rbdc.models.families import Family, family_of
-from rbdc.models.narrow import Factory, Narrowing, constructor_arguments, find_narrowing, outline
+from rbdc.models.language import SEQUENCE, is_language
+from rbdc.models.memory import found
+from rbdc.models.narrow import Narrowing, find_narrowing, kept_axes
+from rbdc.models.outline import Factory, allocated, outline, zeros
 from rbdc.models.spec import ModelSpec
 
 _OF_TIMMS_WEIGHTS = (
@@ -29,9 +34,10 @@ PARAMETRIZATIONS = ".parametrizations."
 
 
 def build(model: str | ModelSpec, width: float = 1.0, **arguments: Any) -> nn.Module:
-    """Build a model of timm or torchvision at `width` times its full width, with new weights.
+    """Build a model of timm, torchvision or transformers at `width` times its full width.
 
-    torchvision's are called `torchvision:NAME`.
+    torchvision's are called `torchvision:NAME`, the language models of transformers by their
+    `model_type` (llama, gpt2, ...). The weights are new.
 
     `arguments` are timm's and describe the full-width model: `build("deit_tiny_patch16_224",
     width=0.5, embed_dim=64, num_heads=4, depth=6, img_size=28, patch_size=4, in_chans=1)` has an
@@ -39,14 +45,12 @@ def build(model: str | ModelSpec, width: float = 1.0, **arguments: Any) -> nn.Mo
     `spec_of(model)` returns the spec from which `build(spec)` builds the same architecture again.
     """
     spec = as_spec(model, width, **arguments)
-    reference, family = _reference(spec)
-    arguments = timm_arguments(spec)
-    if spec.width != 1 and family.widths is None:
-        result = narrowing_of(spec).build(_at_full_width(spec), reference)
-    elif spec.width == 1 or family.construct is None:
-        result = create(spec.name, arguments)
+    if spec.width == 1:
+        result = create(spec.name, timm_arguments(spec))
+    elif (way := narrowing_of(spec)) is not None:
+        result = way.build(_at_full_width(spec), _reference(spec)[0])
     else:
-        result = family.construct(reference, lambda **given: create(spec.name, given), arguments)
+        result = _build_by_family(spec)
     _describe(result, spec)
     return result
 
@@ -59,6 +63,12 @@ def build_meta(spec: ModelSpec) -> nn.Module:
 def shapes_of(spec: ModelSpec) -> Mapping[str, torch.Tensor]:
     """Return the model's state dict on the meta device. It is cached: do not change it."""
     return _meta(spec).state_dict()
+
+
+@cache
+def parameters_of(spec: ModelSpec) -> int:
+    """Return the number of trainable numbers; a tied tensor counts once."""
+    return sum(parameter.numel() for parameter in _meta(spec).parameters())
 
 
 def record_of(spec: ModelSpec) -> Mapping[str, Any]:
@@ -76,24 +86,19 @@ def build_empty(spec: ModelSpec) -> nn.Module:
     model = build_meta(spec)
     if any(module._non_persistent_buffers_set for module in model.modules()):
         return build(spec)  # it has buffers that no state dict contains
-    return model.to_empty(device="cpu")
+    return allocated(model)
 
 
 def build_zeros(spec: ModelSpec) -> nn.Module:
-    """Build a model that can run, but whose weights are zero unless that is not possible."""
-    model = build_meta(spec)
-    for module in model.modules():
-        integers = any(b.numel() > 1 and not b.is_floating_point() for b in module.buffers(False))
-        if module._non_persistent_buffers_set or integers:
-            return build(spec)
-    model.to_empty(device="cpu")
-    for tensor in model.state_dict().values():
-        tensor.zero_()
-    return model
+    """Build a model that can run, but whose weights are zero."""
+    return zeros(partial(build, spec), build_meta(spec))
 
 
 def as_spec(model: str | ModelSpec, width: float = 1.0, /, **arguments: Any) -> ModelSpec:
-    """Return a spec for a name, a width and timm's arguments. A spec is returned unchanged."""
+    """Return a spec for a name, a width and arguments; for a folder, that of its config.json.
+
+    A spec is returned unchanged.
+    """
     if isinstance(model, ModelSpec):
         if arguments or width != 1.0:
             raise ModelError(
@@ -101,6 +106,11 @@ def as_spec(model: str | ModelSpec, width: float = 1.0, /, **arguments: Any) -> 
                 "Use spec.scaled(factor), or dataclasses.replace, to change a spec.",
             )
         return model
+    if (Path(model) / "config.json").is_file():
+        from rbdc.models.folder import folder_spec  # reads folders by way of this module
+
+        found, _ = folder_spec(Path(model))
+        return replace(found.scaled(width), arguments={**found.arguments, **arguments})
     return ModelSpec(name=model, width=width, arguments=arguments)
 
 
@@ -138,7 +148,7 @@ def fold_parametrizations(model: nn.Module) -> nn.Module:
 
 def timm_builds(spec: ModelSpec) -> bool:
     """Return whether timm alone can build this model from its exported `model_args`."""
-    if spec.name.startswith(TORCHVISION):
+    if spec.name.startswith(TORCHVISION) or is_language(spec.name):
         return False
     try:
         alone = outline(partial(create, spec.name, timm_arguments(spec))).state_dict()
@@ -156,21 +166,36 @@ def family(spec: ModelSpec) -> Family:
 def timm_arguments(spec: ModelSpec) -> dict[str, Any]:
     """Return the arguments of timm's constructor for this spec, with scaled widths."""
     arguments = dict(spec.arguments)
-    if not family(spec).takes_image_size:
+    if not is_language(spec.name) and not family(spec).takes_image_size:
         arguments.pop("img_size", None)  # stored in pretrained_cfg["input_size"]
     return arguments | (scaled_widths(spec) if spec.width != 1 else {})
 
 
+def _build_by_family(spec: ModelSpec) -> nn.Module:
+    """Build a model at its width from the arguments that its family names."""
+    reference, family = _reference(spec)
+    arguments = timm_arguments(replace(spec, width=1.0)) | _family_widths(spec)
+    if family.construct is None:
+        return create(spec.name, arguments)
+    return family.construct(reference, lambda **given: create(spec.name, given), arguments)
+
+
 def scaled_widths(spec: ModelSpec) -> dict[str, int | tuple[int, ...]]:
     """Return the constructor arguments that define the width, at this spec's width."""
+    way = narrowing_of(spec)
+    if way is None:
+        return _family_widths(spec)
+    # no file can contain the classes in timm's `block_args`: the layers are divided then
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in way.arguments.items()}
+    return {k: v for k, v in values.items() if _only_numbers(v)}
+
+
+def _family_widths(spec: ModelSpec) -> dict[str, int | tuple[int, ...]]:
+    """Return the arguments that the model's family names, at this spec's width."""
     reference, family = _reference(spec)
-    if family.widths is None:
-        found = {} if spec.width == 1 else narrowing_of(spec).arguments
-        # what timm takes as an argument, and a file can contain
-        lists = {k: tuple(v) for k, v in found.items() if isinstance(v, list | tuple)}
-        return {k: v for k, v in found.items() if isinstance(v, int)} | lists
     factor = Fraction(spec.width).limit_denominator(2**16)
     widths: dict[str, int | tuple[int, ...]] = {}
+    assert family.widths is not None
     for key, sizes in family.widths(reference).items():
         full = sizes if isinstance(sizes, tuple) else (sizes,)
         scaled = [size * factor for size in full]
@@ -183,6 +208,12 @@ def scaled_widths(spec: ModelSpec) -> dict[str, int | tuple[int, ...]]:
                 )
         widths[key] = tuple(map(int, scaled)) if isinstance(sizes, tuple) else int(scaled[0])
     return widths
+
+
+def _only_numbers(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_only_numbers, value))
+    return isinstance(value, int | float)
 
 
 def depths(spec: ModelSpec) -> dict[str, int | tuple[int, ...]]:
@@ -208,7 +239,9 @@ def _depths(spec: ModelSpec) -> Mapping[str, int | tuple[int, ...]]:
 
 
 def image_side(spec: ModelSpec) -> int:
-    """Return the side of the square images that the model takes, in pixels."""
+    """Return the side of the square images that the model takes in pixels, or tokens of text."""
+    if is_language(spec.name):
+        return int(record_of(spec)[SEQUENCE])
     _channels, height, width = record_of(spec)["input_size"]
     if height != width:
         raise ModelError(
@@ -218,6 +251,16 @@ def image_side(spec: ModelSpec) -> int:
     return int(height)
 
 
+def sized(spec: ModelSpec, side: int) -> ModelSpec:
+    """Return the same architecture for images of this side, or sequences of this many tokens."""
+    return replace(spec, arguments={**spec.arguments, size_argument(spec): side})
+
+
+def size_argument(spec: ModelSpec) -> str:
+    """Return the argument of a spec that says the size of its inputs."""
+    return SEQUENCE if is_language(spec.name) else "img_size"
+
+
 def patch_side(spec: ModelSpec) -> int | None:
     """Return the side of the patches that an image is cut into; None if it is not cut."""
     size = getattr(getattr(_reference(spec)[0], "patch_embed", None), "patch_size", None)
@@ -225,15 +268,36 @@ def patch_side(spec: ModelSpec) -> int | None:
 
 
 @cache
-def narrowing_of(spec: ModelSpec) -> Narrowing:
-    """Return how a model without an entry in the table of families is built at its width."""
-    factor = round(1 / spec.width)
-    if factor * spec.width != 1 or factor.bit_count() != 1:
+def narrowing_of(spec: ModelSpec) -> Narrowing | None:
+    """Return how a model is built at its width; None if its family's arguments say it."""
+    reference, family = _reference(spec)
+    width = Fraction(spec.width).limit_denominator(2**16)
+    if family.widths is not None and _family_suffices(spec, width):
+        return None
+    if width == 1:
+        return Narrowing(width=width, by="arguments")
+    if any(n.bit_count() != 1 for n in width.as_integer_ratio()):
         raise WidthError(
-            f"{spec} is asked for, and a {type(_reference(spec)[0]).__name__} can only be halved",
-            "Use a width of 1, 0.5, 0.25, ...",
+            f"{spec} is asked for, and a {type(reference).__name__} can only be halved or doubled",
+            "Use a width of 2, 1, 0.5, 0.25, ...",
         )
-    return find_narrowing(_at_full_width(spec), _reference(spec)[0], factor)
+    create_full = _at_full_width(spec)
+    about = replace(spec, width=0.5 if width < 1 else 2.0)
+    way = found("narrowing of", about, lambda: find_narrowing(create_full, reference, width).way())
+    return Narrowing(width=width, **way).tried(create_full, reference)
+
+
+def _family_suffices(spec: ModelSpec, width: Fraction) -> bool:
+    """Return whether the arguments that the family names scale all of the model."""
+    unusual = any(n.bit_count() != 1 for n in width.as_integer_ratio())
+    if width == 1 or unusual or is_language(spec.name):
+        return True
+    _family_widths(spec)  # refuses a number of heads that cannot be divided
+    try:
+        model = outline(partial(_build_by_family, spec))
+        return not kept_axes(model, _reference(spec)[0], width)
+    except ModelError:  # a constructor that needs more than these arguments
+        return False
 
 
 def _at_full_width(spec: ModelSpec) -> Factory:
@@ -272,7 +336,9 @@ def _full_width(spec: ModelSpec) -> tuple[Any, Family]:
 
 def _describe(model: Any, spec: ModelSpec) -> None:
     """Correct `pretrained_cfg` for this model, and store the spec in the model."""
-    record = model.pretrained_cfg
+    record, model.rbdc_spec = model.pretrained_cfg, spec
+    if is_language(spec.name):
+        return
     for key in _OF_TIMMS_WEIGHTS:
         record.pop(key, None)
     _channels, height, width = record["input_size"]
@@ -284,4 +350,3 @@ def _describe(model: Any, spec: ModelSpec) -> None:
             record[key] = (sum(record[key]) / len(record[key]),) * channels
     record["input_size"] = (channels, height, width)
     record["num_classes"] = model.num_classes
-    model.rbdc_spec = spec

@@ -12,6 +12,8 @@ from rbdc.errors import CheckpointError
 CONFIG, WEIGHTS, RECORD = "config.json", "model.safetensors", "rbdc.json"
 _REMEDY = "Use a folder that timm or rbdc wrote, undamaged."
 
+FileName = Annotated[str, Field(pattern=r"^\w[\w.-]{0,199}$")]
+"""Name of a file in the folder itself."""
 _Size = Annotated[int, Field(ge=1, le=2**20)]
 _Channel = Annotated[float, AllowInfNan(False)]
 _Deviation = Annotated[_Channel, Field(gt=0)]
@@ -59,6 +61,8 @@ class Record(TypedDict, total=False):
     """SHA-256 of the weights."""
     config_sha256: str
     """SHA-256 of config.json, which has the classes, means and deviations."""
+    shards: dict[FileName, str]
+    """SHA-256 of each file, if the weights are in several."""
 
 
 def read_config(folder: Path) -> Config:

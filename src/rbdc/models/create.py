@@ -1,4 +1,4 @@
-"""Create models of timm and torchvision, which may be named by a file that somebody else wrote.
+"""Create models of timm, torchvision and transformers, which a stranger's file may name.
 
 `timm.create_model` also downloads weights, unpickles checkpoints and reads other folders, if its
 arguments say so. `create` is the only caller of it: it passes the arguments of the architecture's
@@ -23,7 +23,8 @@ from torch.nn.modules.module import (
 )
 
 from rbdc.errors import CheckpointError, ModelError, nearest
-from rbdc.models.narrow import outline
+from rbdc.models.language import config_fields, create_language, is_language
+from rbdc.models.outline import outline
 from rbdc.models.spec import check_arguments
 
 TORCHVISION = "torchvision:"
@@ -39,7 +40,7 @@ def create(name: str, arguments: Mapping[str, Any]) -> nn.Module:
 
     Nothing is downloaded, loaded or read: `arguments` are those of the architecture's constructor.
     """
-    known = _constructor_arguments(name)
+    known = constructor_names(name)
     for argument in arguments:
         if argument not in known:
             raise ModelError(
@@ -62,10 +63,14 @@ def create(name: str, arguments: Mapping[str, Any]) -> nn.Module:
 
 
 def _library(name: str) -> str:
+    if is_language(name):
+        return "transformers"
     return "torchvision" if name.startswith(TORCHVISION) else "timm"
 
 
 def _plain(name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    if is_language(name):
+        return create_language(name, arguments)
     if not name.startswith(TORCHVISION):
         return cast(nn.Module, timm.create_model(name, pretrained=False, **arguments))
     model = torchvision.models.get_model(name.removeprefix(TORCHVISION), weights=None, **arguments)
@@ -114,8 +119,10 @@ def check_tensors(
 
 
 @cache
-def _constructor_arguments(name: str) -> tuple[str, ...]:
+def constructor_names(name: str) -> tuple[str, ...]:
     """Return the arguments that the constructor of an architecture and of its bases takes."""
+    if is_language(name):
+        return config_fields(name)
     short, library = name.removeprefix(TORCHVISION), _library(name)
     known = (timm if library == "timm" else torchvision.models).list_models
     names = known(module=torchvision.models) if library == "torchvision" else known()
