@@ -7,8 +7,10 @@ import struct
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -114,3 +116,42 @@ def image_set(count: int, first: int = 0, *, channels: int = 3) -> ImageSet:
         labels=torch.arange(count) % 3,
         class_names=CLASSES,
     )
+
+
+def make_table(root: Path, train: int = 6, test: int = 3, **changes: Any) -> Path:
+    """What `datasets` saves. Changes: names, test_names, label, image, row, splits, format."""
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    splits = {}
+    for split, count, first in (("train", train, 0), ("test", test, 100)):
+        names = changes.get("test_names" if split == "test" else "names", CLASSES)
+        rows: dict[str, list[Any]] = {
+            "picture": [{"bytes": encoded(first + i), "path": None} for i in range(count)],
+            "kind": [i % 3 for i in range(count)],
+        }
+        if split == "train":
+            rows["kind"][1] = changes.get("label", 1)
+            rows["picture"][2] = changes.get("image", rows["picture"][2])
+        features = datasets.Features(
+            {"picture": datasets.Image(), "kind": datasets.ClassLabel(names=list(names))}
+        )
+        table = datasets.Dataset.from_dict(rows, features=features)
+        splits[changes.get("splits", {}).get(split, split)] = table.with_format(
+            changes.get("format")
+        )
+    datasets.DatasetDict(splits).save_to_disk(str(root))
+    if "row" in changes:
+        _replace_row(next(root.glob("*rain*/*.arrow")), 2, changes["row"])
+    return root
+
+
+def _replace_row(path: Path, index: int, row: Mapping[str, Any]) -> None:
+    """Replace an image of a saved table; `datasets` would read the file that it names."""
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.ipc.open_stream(path.read_bytes()).read_all()
+    field, at = table.schema.field("picture"), table.schema.get_field_index("picture")
+    rows = table["picture"].to_pylist()
+    rows[index] = row
+    table = table.set_column(at, field, pyarrow.array(rows, field.type))
+    with path.open("wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)

@@ -31,7 +31,6 @@ from rbdc.data import (
     ImageFormat,
     TrainingBatches,
     check_batch_size,
-    hold_out,
     open_data,
 )
 from rbdc.data.augment import EvaluationTransform
@@ -621,7 +620,7 @@ def test_held_out_images_are_in_one_part_and_the_test_images_in_none(
     folder: DataSet, memory: DataSet
 ) -> None:
     for data in (folder, memory):
-        parts = hold_out(data, 0.25)
+        parts = data.held_out(0.25)
         assert (len(parts.train), len(parts.test)) == (IMAGES - 6, 6)
         assert parts.fingerprint != data.fingerprint
         seen = [

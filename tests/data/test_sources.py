@@ -26,6 +26,7 @@ from tests.data.pictures import (
     make_folder,
     make_idx,
     make_shards,
+    make_table,
     pixels,
     shard,
     write,
@@ -33,31 +34,6 @@ from tests.data.pictures import (
 )
 
 Maker = Callable[[Path], Path]
-
-
-def make_table(root: Path, train: int = 6, test: int = 3, **changes: Any) -> Path:
-    """What `datasets` saves to disk. Changes: names, test_names, label, image, splits, format."""
-    datasets = pytest.importorskip("datasets")
-    datasets.disable_progress_bars()
-    splits = {}
-    for split, count, first in (("train", train, 0), ("test", test, 100)):
-        names = changes.get("test_names" if split == "test" else "names", CLASSES)
-        rows: dict[str, list[Any]] = {
-            "picture": [{"bytes": encoded(first + i), "path": None} for i in range(count)],
-            "kind": [i % 3 for i in range(count)],
-        }
-        if split == "train":
-            rows["kind"][1] = changes.get("label", 1)
-            rows["picture"][2] = changes.get("image", rows["picture"][2])
-        features = datasets.Features(
-            {"picture": datasets.Image(), "kind": datasets.ClassLabel(names=list(names))}
-        )
-        table = datasets.Dataset.from_dict(rows, features=features)
-        splits[changes.get("splits", {}).get(split, split)] = table.with_format(
-            changes.get("format")
-        )
-    datasets.DatasetDict(splits).save_to_disk(str(root))
-    return root
 
 
 MAKERS: dict[str, Maker] = {

@@ -4,6 +4,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -27,6 +28,8 @@ _ENDS = {  # first bytes of a format: last bytes of a complete file
 MOST_CLASSES = 10**6
 _MOST_LABEL = 2**20  # bytes of a member that holds a label
 _LOOK = 256  # bytes at both ends of a file that are read when the data set is opened
+MOST_READ = 2**34  # bytes of all images up to which every byte is read then, and not its ends only
+ENDS = f"its size, and its first and last {_LOOK} bytes"
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # WebDataset: the key ends at the first dot
 
 
@@ -40,8 +43,8 @@ class ImageLocation:
     member: str
     complete: bool
     """Whether the file begins and ends as its format demands; others are decoded to check them."""
-    ends: int
-    """CRC-32 of the first and last bytes."""
+    checksum: int
+    """CRC-32 of all bytes, or of the first and last ones."""
 
     def read(self) -> bytes:
         descriptor = os.open(self.path, os.O_RDONLY)  # takes a third of the time of a file object
@@ -55,21 +58,24 @@ class ImageLocation:
 
 
 def locate_image(
-    path: Path, *, offset: int = 0, size: int | None = None, member: str = ""
+    path: Path, *, whole: bool, offset: int = 0, size: int | None = None, member: str = ""
 ) -> ImageLocation:
-    """Return the location of an image after reading its first and last bytes.
+    """Return the location of an image after reading it, or its first and last bytes.
 
     A file that cannot be read is not complete, so it is decoded later, which reports the error.
     """
     head = tail = b""
     try:
         with open_file(path) as file:
-            size = os.fstat(file.fileno()).st_size if size is None else size
-            ends = min(size, _LOOK)
+            there = os.fstat(file.fileno()).st_size
+            size = there if size is None else size
+            if offset + size > there:  # a size that the shard only claims
+                raise ValueError(f"{member} is cut off")
+            ends = size if whole else min(size, _LOOK)
             file.seek(offset)
             head = file.read(ends)
             file.seek(offset + size - ends)
-            tail = file.read(ends)
+            tail = head if whole else file.read(ends)
     except OSError:
         size = size or 0
     except ValueError as error:
@@ -81,7 +87,7 @@ def locate_image(
         size=size,
         member=member,
         complete=end is not None and tail.endswith(end),
-        ends=crc32(head + tail),
+        checksum=crc32(head if whole else head + tail),
     )
 
 
@@ -116,6 +122,8 @@ def split_folders(root: Path) -> tuple[Path, Path] | None:
 def image_folders(root: Path, folders: tuple[Path, Path]) -> DataSet:
     """Open `train/CLASS/*.jpg` and `val/CLASS/*.jpg` (or test), classes in alphabetical order."""
     classes = tuple(path.name for path in _folders(folders[0]))
+    images = {entry: _images(entry) for folder in folders for entry in _folders(folder)}
+    whole = read_whole(path for paths in images.values() for path in paths)
     splits = []
     for folder in folders:
         found: _Labelled = []
@@ -126,9 +134,21 @@ def image_folders(root: Path, folders: tuple[Path, Path]) -> DataSet:
                     "Both splits must have the same classes.",
                 )
             label = classes.index(entry.name)
-            found += [(locate_image(path), label) for path in _images(entry)]
+            found += [(locate_image(path, whole=whole), label) for path in images[entry]]
         splits.append(found)
-    return _data(root, splits, classes)
+    return _data(root, splits, classes, whole)
+
+
+def read_whole(paths: Iterable[Path]) -> bool:
+    """Return whether every byte of these files is read to compare them with those of before.
+
+    Up to 16 GiB that takes less than to decode them once, and finds them in memory afterwards.
+    """
+    total = 0
+    for path in paths:
+        with suppress(OSError):  # reading it reports the error
+            total += path.stat().st_size
+    return total <= MOST_READ
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -145,19 +165,28 @@ def _images(folder: Path) -> list[Path]:
     )
 
 
-def _data(root: Path, splits: Sequence[_Labelled], classes: tuple[str, ...]) -> DataSet:
+def _data(
+    root: Path, splits: Sequence[_Labelled], classes: tuple[str, ...], whole: bool
+) -> DataSet:
     train, test = (
         StoredImages(locations=tuple(at for at, _ in split), labels=tuple(n for _, n in split))
         for split in splits
     )
     lines = [  # without the path of `root` or any time
-        f"{at.path.relative_to(root)}:{at.member} {at.size} {at.ends} {label}"
+        f"{at.path.relative_to(root)}:{at.member} {at.size} {at.checksum} {label}"
         for split in splits
         for at, label in split
     ]
     check_splits(str(root), train, test, len(classes))
     found = listed_fingerprint(classes, lines)
-    return DataSet(name=root.name, train=train, test=test, class_names=classes, fingerprint=found)
+    return DataSet(
+        name=root.name,
+        train=train,
+        test=test,
+        class_names=classes,
+        fingerprint=found,
+        compared="every byte" if whole else ENDS,
+    )
 
 
 def find_shards(root: Path) -> tuple[list[Path], list[Path]] | None:
@@ -175,7 +204,8 @@ def shards(root: Path, found: tuple[list[Path], list[Path]]) -> DataSet:
     An uncompressed tar file allows random access, so images are shuffled across all shards.
     `classes.txt`, with one line per class, names the classes.
     """
-    splits = [_index(paths) for paths in found]
+    whole = read_whole(path for paths in found for path in paths)
+    splits = [_index(paths, whole) for paths in found]
     count = 1 + max((label for split in splits for _, label in split), default=-1)
     listed = root / "classes.txt"
     names = _class_names(listed) if listed.exists() else ()
@@ -184,7 +214,7 @@ def shards(root: Path, found: tuple[list[Path], list[Path]]) -> DataSet:
             f"{listed} names {len(names)} classes, but label {count - 1} occurs",
             "Write one line per class.",
         )
-    return _data(root, splits, names or tuple(map(str, range(count))))
+    return _data(root, splits, names or tuple(map(str, range(count))), whole)
 
 
 def _class_names(path: Path) -> tuple[str, ...]:
@@ -194,11 +224,11 @@ def _class_names(path: Path) -> tuple[str, ...]:
         raise DataError(f"{path} cannot be read: {error}", "Write one class per line.") from None
 
 
-def _index(paths: Iterable[Path]) -> _Labelled:
+def _index(paths: Iterable[Path], whole: bool) -> _Labelled:
     found: _Labelled = []
     for path in paths:
         try:
-            images, known = _read_shard(path)
+            images, known = _read_shard(path, whole)
         except (tarfile.TarError, OSError, ValueError) as error:
             raise DataError(f"{path} is not a readable shard: {error}", "Write it again.") from None
         for key, location in images.items():
@@ -210,7 +240,7 @@ def _index(paths: Iterable[Path]) -> _Labelled:
     return found
 
 
-def _read_shard(path: Path) -> tuple[dict[str, ImageLocation], dict[str, int]]:
+def _read_shard(path: Path, whole: bool) -> tuple[dict[str, ImageLocation], dict[str, int]]:
     """Return the images and the labels of a shard, by key. Other members are ignored."""
     images: dict[str, ImageLocation] = {}
     labels: dict[str, int] = {}
@@ -222,7 +252,11 @@ def _read_shard(path: Path) -> tuple[dict[str, ImageLocation], dict[str, int]]:
             key, extension = match[1], match[2].lower()
             if f".{extension}" in EXTENSIONS:
                 images[key] = locate_image(
-                    path, offset=member.offset_data, size=member.size, member=member.name
+                    path,
+                    whole=whole,
+                    offset=member.offset_data,
+                    size=member.size,
+                    member=member.name,
                 )
             elif extension in ("cls", "json"):
                 content = cast(IO[bytes], archive.extractfile(member)).read(_MOST_LABEL)

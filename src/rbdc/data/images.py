@@ -76,6 +76,8 @@ class DataSet:
     class_names: tuple[str, ...]
     fingerprint: str
     """Digest that changes when images, labels or classes change."""
+    compared: str = "every byte"
+    """What the fingerprint covers of an image, for people."""
     skipped: tuple[str, ...] = ()
     """Names of unreadable images that were left out."""
     skip_bad: bool = False
@@ -85,10 +87,32 @@ class DataSet:
     def in_memory(self) -> bool:
         return isinstance(self.train, ImageSet)
 
+    def describe(self) -> str:
+        """Return what the data has, for people."""
+        return (
+            f"{self.name}: {len(self.train):,} training and {len(self.test):,} test images, "
+            f"{len(self.class_names)} classes; a resumed run compares {self.compared} of each image"
+        )
+
+    def held_out(self, share: float) -> "DataSet":
+        """Return the training images in two parts, one to train on and one to test on.
+
+        The test images are left out: what is chosen by such a test has not seen them.
+        """
+        count = len(self.train)
+        order = torch.randperm(count, generator=generator(0, "hold out")).tolist()
+        tested = min(count - 1, max(1, round(share * count)))
+        parts = (sorted(order[tested:]), sorted(order[:tested]))
+        train, test = (some_images(self.train, indices) for indices in parts)
+        return replace(
+            self, train=train, test=test, fingerprint=f"{self.fingerprint}, {tested} held out"
+        )
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "fingerprint": self.fingerprint,
+            "compared": self.compared,
             "train_images": len(self.train),
             "test_images": len(self.test),
             "class_names": list(self.class_names),
@@ -112,21 +136,6 @@ def memory_data(name: str, train: ImageSet, test: ImageSet) -> DataSet:
     check_splits(name, train, test, len(classes))
     found = digest.hexdigest()
     return DataSet(name=name, train=train, test=test, class_names=classes, fingerprint=found)
-
-
-def hold_out(data: DataSet, share: float) -> DataSet:
-    """Return the training images in two parts, one to train on and one to test on.
-
-    The test images are left out: what is chosen by such a test has not seen them.
-    """
-    count = len(data.train)
-    order = torch.randperm(count, generator=generator(0, "hold out")).tolist()
-    tested = min(count - 1, max(1, round(share * count)))
-    parts = (sorted(order[tested:]), sorted(order[:tested]))
-    train, test = (some_images(data.train, indices) for indices in parts)
-    return replace(
-        data, train=train, test=test, fingerprint=f"{data.fingerprint}, {tested} held out"
-    )
 
 
 def some_images(source: ImageSource, indices: Sequence[int]) -> ImageSource:

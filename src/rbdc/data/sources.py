@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
+from torch.utils.data import Dataset
 
+from rbdc.data.datasets import dataset_data
 from rbdc.data.files import find_shards, image_folders, shards, split_folders
 from rbdc.data.hub import hub_data, is_saved_table
 from rbdc.data.images import (
@@ -28,15 +31,21 @@ BAD_IMAGE = (OSError, SyntaxError, ValueError, TypeError, Image.DecompressionBom
 """Exceptions that PIL raises for bytes it cannot decode."""
 
 
+Own = Dataset[Any] | tuple[Dataset[Any], Dataset[Any]]
+"""A Dataset of the user's, or two: to train and to test on."""
+
+
 def open_data(
-    name: str,
+    name: str | Own,
     *,
     folder: str | Path = "~/.cache/rbdc",
     download: bool = False,
     in_memory: bool = False,
     skip_bad: bool = False,
 ) -> DataSet:
-    """Open a data set by name or path.
+    """Open a data set by name or path, or take a `torch.utils.data.Dataset` of (image, label).
+
+    Of two Datasets, the second is tested on; of one, a tenth is.
 
     Names are `embedded`, `fashion-mnist`, `cifar10`, `cifar100` and `hf:NAME`. They are searched
     for in `folder`, and downloaded to it only with `download`. A path is a folder with
@@ -45,7 +54,10 @@ def open_data(
     error that names them; with `skip_bad` they are left out and listed. `in_memory` decodes all
     images once, for small data sets.
     """
-    data = _find(name, Path(folder).expanduser(), download)
+    if isinstance(name, str):
+        data = _find(name, Path(folder).expanduser(), download)
+    else:
+        data = dataset_data(*(name if isinstance(name, tuple) else (name,)))
     if data.in_memory:
         return data
     data = _without_bad(data, skip_bad, every=in_memory)
