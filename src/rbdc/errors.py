@@ -6,6 +6,7 @@ command line prints these two lines and exits with code 2. In Python they are Va
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TypeVar
 
 
 class RbdcError(ValueError):
@@ -56,6 +57,9 @@ class TrainingError(RbdcError):
     """A training that cannot continue, for example because its loss is not finite."""
 
 
+E = TypeVar("E", bound=RbdcError)
+
+
 class Interrupted(Exception):  # noqa: N818 - not an error
     """The training was stopped on request and saved. The same command resumes it."""
 
@@ -72,3 +76,11 @@ def nearest(name: str, known: Iterable[str], *, most: int = 3) -> str:
     """Return "Did you mean a or b?", or an empty string if no known name is similar."""
     close = get_close_matches(name[:100], list(known), n=most)  # its time grows with the length
     return f"Did you mean {' or '.join(close)}?" if close else ""
+
+
+def not_installed(package: str, extra: str, kind: type[E]) -> E:
+    """Return the error that a package is missing, which the extra of ours would install."""
+    return kind(
+        f"the package `{package}` is not installed",
+        f"Install the extra: pip install 'rbdc[{extra}]'.",
+    )

@@ -4,7 +4,7 @@ Tables, statistics, figures and the page ask a metric, and know none of them by 
 is one entry in `METRICS`. Nothing here needs torch.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -30,6 +30,8 @@ class Metric:
     """Factor from the stored value to the printed one: 100 for a share printed in percent."""
     decimals: int = 2
     """Digits printed behind the point."""
+    limits: tuple[float | None, float | None] = (0.0, None)
+    """Smallest and largest value that it can have; None where there is no end."""
     hub_type: str = ""
     """Its identifier in a Hugging Face model card; empty keeps it out of the card."""
 
@@ -52,15 +54,31 @@ class Metric:
         """Return the items sorted by score, the best one last."""
         return sorted(items, key=score, reverse=not self.higher_is_better)
 
-    def text(self, value: float | None, interval: float | None = None, absent: str = "") -> str:
-        """Return a value as people read it: '74.60% ± 1.20'; `absent` if there is none."""
+    def text(
+        self,
+        value: float | None,
+        interval: float | None = None,
+        ends: Sequence[float] | None = None,
+        absent: str = "",
+    ) -> str:
+        """Return a value as people read it: '74.60% ± 1.20'; `absent` if there is none.
+
+        Without an interval its range is shown, where that is known: '74.60% (73.90 to 75.30)'.
+        """
         if value is None:
             return absent
-        return f"{self._number(value)}{self.unit}{self._interval(interval)}"
+        return f"{self._number(value)}{self.unit}{self._spread(interval, ends)}"
 
-    def difference(self, gap: float | None, interval: float | None = None) -> str:
-        """Return a difference of two values with its sign: '+1.20 ± 0.30'."""
-        return "" if gap is None else f"{self._number(gap, '+')}{self._interval(interval)}"
+    def difference(
+        self,
+        gap: float | None,
+        interval: float | None = None,
+        ends: Sequence[float] | None = None,
+    ) -> str:
+        """Return a difference with its sign: '+1.20 ± 0.30', or '+1.20 (-0.10 to +2.50)'."""
+        if gap is None:
+            return ""
+        return f"{self._number(gap, '+')}{self._spread(interval, ends, '+')}"
 
     def compared(self, ours: float, theirs: float) -> str:
         """Return how far `ours` is from `theirs`: '0.55 points more', '1.20 less (better)'."""
@@ -78,13 +96,25 @@ class Metric:
     def _number(self, value: float, sign: str = "") -> str:
         return f"{self.scale * value:{sign}.{self.decimals}f}"
 
-    def _interval(self, half_width: float | None) -> str:
-        return "" if half_width is None else f" ± {self._number(half_width)}"
+    def _spread(
+        self, half_width: float | None, ends: Sequence[float] | None, sign: str = ""
+    ) -> str:
+        if half_width is not None:
+            return f" ± {self._number(half_width)}"
+        return f" ({' to '.join(self._number(end, sign) for end in ends)})" if ends else ""
 
 
 def _share(name: str, label: str, title: str, hub_type: str = "") -> Metric:
     """Return a metric between 0 and 1, printed in percent."""
-    return Metric(name=name, label=label, title=title, unit="%", scale=100.0, hub_type=hub_type)
+    return Metric(
+        name=name,
+        label=label,
+        title=title,
+        unit="%",
+        scale=100.0,
+        limits=(0.0, 1.0),
+        hub_type=hub_type,
+    )
 
 
 METRICS = {
@@ -98,6 +128,8 @@ METRICS = {
                higher_is_better=False),
         Metric(name="perplexity", label="perplexity", title="perplexity",
                higher_is_better=False, hub_type="perplexity"),
+        Metric(name="bits_per_byte", label="bits/byte", title="bits per byte", decimals=3,
+               higher_is_better=False, hub_type="bits_per_byte"),
     )
 }  # fmt: skip
 

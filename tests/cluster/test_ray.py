@@ -46,8 +46,8 @@ from tests.transfer.scenes import classifier, write_scenes
 from tests.transfer.test_transfer import recipe as detection
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster for all of them
-# A target of 100 steps, long enough to be stopped in; parents of 25 steps, which are held for that.
-LONG: dict[str, Any] = {"steps": 1, "epochs": 20.0, "ratio": 4.0}
+# A target of 100 steps, long enough to be stopped in; parents of 50 steps, which are held for that.
+LONG: dict[str, Any] = {"steps": 1, "epochs": 20.0, "ratio": 2.0}
 SHORT: dict[str, Any] = {"steps": 1, "epochs": 2.0}
 
 
@@ -162,13 +162,16 @@ class Driver:
     def _hold(self, name: str, process: int, left: str = "checkpoints/step-*") -> int:
         self.until(lambda: list(self.folder(self.jobs[name]).glob(left)))
         os.kill(process, signal.SIGSTOP)
-        while "started" not in self.events(name):  # its note is on the way: give it moments
-            assert self.process.runs(), self.said()
-            os.kill(process, signal.SIGCONT)
-            time.sleep(0.03)
-            os.kill(process, signal.SIGSTOP)
-            time.sleep(0.2)
+        self.slow_down(process, lambda: "started" in self.events(name))  # its note is on the way
         return process
+
+    def slow_down(self, process: int, there: Callable[[], bool]) -> None:
+        """Give a held process moments until something is there: few steps, time for messages."""
+        while not there():
+            os.kill(process, signal.SIGCONT)
+            time.sleep(0.01)
+            os.kill(process, signal.SIGSTOP)
+            time.sleep(0.1)
 
     def folder(self, job: Job) -> Path:
         return self.output / "jobs" / f"{job.label}-{job.key[:16]}"
@@ -395,8 +398,10 @@ def test_stop_signals(folder: Path, straight: Path, tmp_path: Path, drive: Drive
         os.kill(process, number)
     driver.until(lambda: "its worker got a stop signal" in driver.said())
     assert list(driver.folder(victim).glob("checkpoints/step-*"))
-    driver.until(lambda: driver.events("target").count("progress") > 1)
+    process = driver.worker("target", PROGRESS)
     os.kill(driver.pid, signal.SIGTERM)
+    driver.slow_down(process, lambda: not driver.process.runs())
+    os.kill(process, signal.SIGCONT)
     assert driver.finish() == 75, driver.said()
     assert list(driver.folder(driver.jobs["target"]).glob("checkpoints/step-*"))
     again = drive(prepared, output)

@@ -31,7 +31,7 @@ def test_an_address_that_does_not_answer(kind: str, monkeypatch: pytest.MonkeyPa
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     for address in (None, "auto"):
-        with pytest.raises(RunError, match="Ray is not installed"), ray_started(address):
+        with pytest.raises(RunError, match="`ray` is not installed"), ray_started(address):
             pass
 
 

@@ -7,7 +7,7 @@ import resource
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +25,19 @@ from rbdc.jobs.engine import Event, Watcher
 from rbdc.jobs.job import Context, Job, execute
 from rbdc.jobs.lock import holder, locked
 from rbdc.jobs.train import TrainJob
+from rbdc.models import image_side
 from rbdc.runs.record import differences
 from rbdc.settings import Machine, Request
-from tests.support import QUICK, TINY, folder_data, forked, own_copy, small_recipe, started
+from tests.support import (
+    QUICK,
+    TINY,
+    TINY_TEXT,
+    folder_data,
+    forked,
+    own_copy,
+    small_recipe,
+    started,
+)
 
 RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"
 EAGER = Machine(**{**QUICK.to_json(), "checkpoint_minutes": 0.0})  # saves after every step
@@ -37,7 +47,7 @@ def small_tree(folder: Path, name: str = RESNET, **settings: Any) -> Training:
     """Two steps: four leaves for one epoch, two models for two, the target for four."""
     request: dict[str, Any] = {
         "model": name,
-        "model_kwargs": TINY.get(name),
+        "model_kwargs": {**TINY, **TINY_TEXT}.get(name),
         "data": str(folder),
         "in_memory": True,
         "steps": 2 if name == RESNET else 1,
@@ -148,7 +158,37 @@ def test_stopped_across_transitions_it_ends_with_the_same_bits(
         "rounding": "none",
         "drop_path": 0.1,
     }
-    run(small_tree(folder, name, **settings), tmp_path / "straight")
+    _stop_and_compare(lambda: small_tree(folder, name, **settings), tmp_path, monkeypatch)
+
+
+def test_a_language_model_grows_in_depth_and_sequence_length_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "text.txt").write_text("".join(map(chr, (97 + i * i % 23 for i in range(3000)))))
+    settings: dict[str, Any] = {
+        "grow": ("width", "depth", "resolution"),
+        "steps": 1,
+        "data": str(tmp_path / "text.txt"),
+        "epochs": 0.5,
+        "rounding": "none",
+        "smoothing": 0.0,
+    }
+
+    def prepared() -> Training:
+        return small_tree(tmp_path, "gpt2", **settings)
+
+    stages = prepared().plan.stages
+    assert [stage.grown for stage in stages] == [(), ("width", "depth", "resolution")]
+    assert [image_side(stage.model) for stage in stages] == [12, 16]
+    _stop_and_compare(prepared, tmp_path, monkeypatch)
+
+
+def _stop_and_compare(
+    prepared: Callable[[], Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run a tree in one session, and in many that a signal stops; they end with the same bits."""
+    run(prepared(), tmp_path / "straight")
     steps = [0]
     update = rbdc.training.state.State.update
 
@@ -163,7 +203,7 @@ def test_stopped_across_transitions_it_ends_with_the_same_bits(
     while not (tmp_path / "stopped" / "result.json").exists():
         sittings += 1
         with suppress(Interrupted):
-            run(small_tree(folder, name, **settings), tmp_path / "stopped")
+            run(prepared(), tmp_path / "stopped")
     assert sittings > 3
     assert_same_model(tmp_path / "straight", tmp_path / "stopped")
     results = [

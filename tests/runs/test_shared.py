@@ -50,10 +50,14 @@ def alone(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_processes_side_by_side_decode_each_image_once(
     folder: Path, alone: Path, tmp_path: Path
 ) -> None:
-    result = run(tree(folder), tmp_path / "run", jobs=2)
     one = decoded(run(tree(folder), alone), 2)
-    assert one <= decoded(result, 2) < 2 * one  # the first batches, before both were there
-    assert_same_model(alone, tmp_path / "run")
+    found = []
+    for turn in range(3):  # on a busy machine one may end before the other has begun
+        found.append(decoded(run(tree(folder), tmp_path / str(turn), jobs=2), 2))
+        assert_same_model(alone, tmp_path / str(turn))
+        if one <= found[-1] < 2 * one:  # the first batches, before both were there
+            return
+    raise AssertionError(found)
 
 
 def test_separate_batches_are_one_option_away(folder: Path, tmp_path: Path) -> None:

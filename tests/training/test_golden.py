@@ -7,6 +7,7 @@ A change of these numbers is a change of what users' trainings do. To accept one
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,14 @@ from rbdc.experiments.train import prepare
 from rbdc.jobs.train import TrainJob
 from rbdc.settings import Machine, read_recipe, split_settings
 from rbdc.training import World, initial_weights
-from rbdc.training.classification import classifier_state
+from rbdc.training.classification import training_state
 
 pytestmark = pytest.mark.numeric
 GOLDEN = Path(__file__).with_name("golden.json")
-RECIPES = ("demo", "demo-deit")
+RECIPES: dict[str, dict[str, Any]] = {
+    "demo": {"model_kwargs": {"channels": [16, 32, 64, 128], "stem_width": 8}},
+    "demo-deit": {},
+}
 STEPS = 30
 
 
@@ -33,6 +37,7 @@ def curve(name: str) -> list[float]:
         "mixup": 0.2,
         "reprob": 0.25,
         "drop_path": 0.1,
+        **RECIPES[name],
     }
     prepared = prepare(*split_settings(read_recipe(name), given))
     leaf = prepared.tree.nodes[0].job
@@ -46,7 +51,7 @@ def curve(name: str) -> list[float]:
         batch_size=task.recipe.batch_size,
     )
     start, steps = initial_weights(task), batches.steps_per_epoch
-    state = classifier_state(task, start, steps, device=device, machine=Machine(), world=World())
+    state = training_state(task, start, steps, device=device, machine=Machine(), world=World())
     return [float(state.update(micro)) for micro in batches.from_step(0, STEPS)]
 
 

@@ -4,11 +4,13 @@ import json
 import os
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from rbdc.errors import RunError
 from rbdc.experiments.train import prepare
@@ -18,7 +20,7 @@ from rbdc.jobs.train import TrainJob
 from rbdc.runs import request as runs
 from rbdc.runs.run import Where, chosen_lines, settle
 from rbdc.settings import Cluster, DetectionRecipe, Machine, Request
-from rbdc.training import World, choices, session
+from rbdc.training import Start, World, choices, initial_weights, session
 from rbdc.training import machine as reading
 from rbdc.training.choices import (
     COMPILE_PAYS,
@@ -32,7 +34,17 @@ from rbdc.training.choices import (
     training_seconds,
 )
 from rbdc.training.machine import read_facts, set_backends, settled, usable_cores
-from tests.support import QUICK, TINY, forked, small_recipe, started
+from tests.support import (
+    LANGUAGE,
+    QUICK,
+    TINY,
+    data_for,
+    forked,
+    small_recipe,
+    small_task,
+    started,
+    train,
+)
 
 GB = 1 << 30
 AMPERE: dict[str, Any] = {
@@ -330,3 +342,37 @@ def test_torch_s_switches_are_set_for_cuda_only() -> None:
     process = forked(_switch)  # they are global
     process.join()
     assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", LANGUAGE])
+def test_recomputed_activations_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    data, calls = data_for(name), list[bool]()
+    options: dict[str, Any] = {"drop_path": 0.2} if data.class_names else {"smoothing": 0.0}
+    task = small_task(name, data, epochs=1, **options)
+    trained = []
+    for recompute in (False, True):
+        start = initial_weights(task)
+        block = next(m for m in start.model.modules() if isinstance(m, nn.LayerNorm))
+        block.register_forward_hook(partial(_count, calls, recompute))
+        (folder := tmp_path / str(recompute)).mkdir()
+        machine = replace(QUICK, recompute=recompute)
+        state = train(task, data, folder, start=partial(_same, start), machine=machine).state
+        trained.append(state.saved()[0])
+    assert calls.count(True) > 1.5 * calls.count(False)  # and it really recomputes
+    for key, tensor in trained[0].items():
+        assert torch.equal(tensor, trained[1][key]), key
+
+
+def _same(start: Start) -> Start:
+    return start
+
+
+def _count(calls: list[bool], kind: bool, *_args: Any) -> None:
+    calls.append(kind)
+
+
+def test_batch_norms_are_not_recomputed(tmp_path: Path) -> None:
+    data = data_for("resnet18d")
+    task, machine = small_task("resnet18d", data), replace(QUICK, recompute=True)
+    with pytest.raises(RunError, match="count each batch twice"):
+        train(task, data, tmp_path, start=lambda: initial_weights(task), machine=machine)

@@ -1,5 +1,6 @@
 """Optimizer and schedule: timm's, stepped every update."""
 
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -8,10 +9,16 @@ import pytest
 import torch
 
 from rbdc.data import DataSet
-from rbdc.errors import RecipeError
+from rbdc.errors import CouplingError, RecipeError
 from rbdc.growth.mixture_growth import Templates
 from rbdc.training import initial_weights
-from rbdc.training.optimizer import make_optimizer, make_schedule
+from rbdc.training.optimizer import (
+    check_carried,
+    make_optimizer,
+    make_schedule,
+    optimizer_state,
+    restore_optimizer,
+)
 from tests.support import small_data, small_recipe, small_task
 
 DEIT = "deit_tiny_patch16_224"
@@ -138,3 +145,47 @@ def test_an_unknown_optimizer_has_a_neighbour(data: DataSet) -> None:
         make_optimizer(model, small_recipe(opt="adamww"))
     with pytest.raises(RecipeError, match="sgd has no betas"):
         make_optimizer(model, small_recipe(opt="sgd", opt_betas=(0.9, 0.9)))
+
+
+@pytest.mark.parametrize("opt", ["adamw", "sgd", "lion", "muon", "lamb", "nadamw"])
+def test_state_that_follows_the_gradients_can_be_carried(opt: str) -> None:
+    check_carried(small_recipe(opt=opt))
+
+
+@pytest.mark.parametrize(
+    ("opt", "slot"),
+    [("rmsprop", "momentum_buffer"), ("lars", "momentum_buffer"), ("adopt", "exp_avg"),
+     ("adamuon", "exp_avg_sq"), ("adafactor", "RMS"), ("adagrad", "sum")],
+)  # fmt: skip
+def test_state_of_another_kind_is_refused_whatever_its_name(opt: str, slot: str) -> None:
+    """RMSprop's momentum is of updates, and AdaMuon's squares are of directions."""
+    with pytest.raises(CouplingError, match=f"keeps {slot}"):
+        check_carried(small_recipe(opt=opt))
+
+
+@pytest.mark.parametrize("opt", ["adamw", "sgd", "lion", "muon"])
+def test_weights_without_a_past_start_as_in_a_new_optimizer(opt: str, data: DataSet) -> None:
+    """Blocks that were inserted have no state; their first step is that of any new weight."""
+    recipe, model = small_recipe(opt=opt), initial_weights(small_task(DEIT, data)).model
+    torch.manual_seed(0)
+    gradients = {name: torch.randn_like(weight) for name, weight in model.named_parameters()}
+
+    def step(own: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for name, weight in own.named_parameters():
+            weight.grad = gradients[name].clone()
+        optimizer.step()
+
+    past = deepcopy(model)
+    trained = make_optimizer(past, recipe)
+    step(past, trained)
+    tensors, facts = optimizer_state(past, trained)
+    new = "head.weight"
+    old = {key: value for key, value in tensors.items() if not key.startswith(f"{new}/")}
+    fresh, grown = deepcopy(model), deepcopy(model)
+    optimizer = make_optimizer(grown, recipe)
+    restore_optimizer(grown, optimizer, old, facts)
+    step(grown, optimizer)
+    step(fresh, make_optimizer(fresh, recipe))
+    expected, found = dict(fresh.named_parameters()), dict(grown.named_parameters())
+    assert torch.equal(found[new], expected[new])
+    assert not torch.equal(found["head.bias"], expected["head.bias"]) or opt == "lion"

@@ -18,7 +18,7 @@ from rbdc.growth.mixture_growth import Templates
 from rbdc.training import Task, Trained, World, initial_weights
 from rbdc.training.machine import _cpu_survives
 from rbdc.training.state import State
-from tests.support import QUICK, folder_data, small_data, small_task, train
+from tests.support import LANGUAGE, QUICK, data_for, folder_data, small_data, small_task, train
 
 RICH: dict[str, Any] = {
     "model_ema": True,
@@ -97,9 +97,11 @@ STOPS = {
 
 
 @pytest.mark.parametrize("stops", STOPS.values(), ids=STOPS)
-@pytest.mark.parametrize("name", [RESNET, DEIT])
-def test_in_memory(name: str, stops: tuple[int, ...], data: DataSet, tmp_path: Path) -> None:
-    task = small_task(name, data, drop_path=0.2, **RICH)
+@pytest.mark.parametrize("name", [RESNET, DEIT, LANGUAGE])
+def test_in_memory(name: str, stops: tuple[int, ...], tmp_path: Path) -> None:
+    data = data_for(name)
+    averaged = {k: v for k, v in RICH.items() if k.startswith("model")} | {"smoothing": 0.0}
+    task = small_task(name, data, **({"drop_path": 0.2, **RICH} if data.class_names else averaged))
     straight = run(task, data, tmp_path / "straight")
     assert_equal(straight, run(task, data, tmp_path / "stopped", *stops))
     best, other = (

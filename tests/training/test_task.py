@@ -1,6 +1,9 @@
 """What is trained, and on what."""
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,13 +11,19 @@ from torch import Tensor
 
 import rbdc
 from rbdc.data import Batch, DataSet
-from rbdc.errors import DataError, RunError
+from rbdc.errors import DataError, RecipeError, RunError
+from rbdc.growth import Setting, parse_protocol
+from rbdc.jobs.train import TrainJob
+from rbdc.models import ModelSpec, at_size
 from rbdc.settings import Duration, Machine
 from rbdc.training import Task, World, fit_to_data, image_format, initial_weights, machine
-from rbdc.training.classification import Classification, classifier_state
+from rbdc.training.classification import Classification, training_state
 from rbdc.training.machine import check_machine, torch_device
+from rbdc.training.problems import make_problem
 from rbdc.training.task import describe_images
-from tests.support import QUICK, small_data, small_recipe, small_task
+from tests.support import QUICK, TINY, small_data, small_recipe, small_task, train
+
+DEIT = "deit_tiny_patch16_224"
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +59,43 @@ def test_how_images_were_prepared_goes_with_the_model(data: DataSet) -> None:
     for wrong in ((0.1, 0.2), (0.1, 0.2, 0.3)):
         with pytest.raises(DataError, match="values and the model takes 1"):
             image_format(task.model, small_recipe(mean=wrong, std=wrong), data)
+
+
+@pytest.mark.parametrize("name", [DEIT, "resnet18d"])
+def test_the_target_is_tested_at_a_size_of_its_own(
+    name: str, data: DataSet, tmp_path: Path
+) -> None:
+    task = small_task(name, data, epochs=0.2)
+    larger = replace(task, recipe=replace(task.recipe, test_size=42))
+    scores = []
+    for number, each in enumerate((task, larger)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        trained = train(each, data, folder, start=partial(initial_weights, each))
+        scores.append(trained.history[-1]["loss"])
+    assert scores[0] != scores[1]  # of the same weights
+    problem = make_problem(larger, data, lambda: initial_weights(larger), QUICK, World())
+    model: Any = problem.state(fresh=True).model
+    assert model.pretrained_cfg["test_input_size"] == (1, 42, 42)
+    assert model.pretrained_cfg["input_size"] == (1, 28, 28)
+    wide = at_size(model, task.model, 42)
+    assert (wide is model) == (name == "resnet18d")
+    assert wide(torch.zeros(1, 1, 42, 42)).shape == (1, 10)
+
+
+def test_only_the_target_has_a_test_size_and_patches_divide_it(data: DataSet) -> None:
+    recipe = small_recipe(test_size=42)
+    model = fit_to_data(
+        ModelSpec(name=DEIT, arguments={**TINY[DEIT], "patch_size": 7}), data, recipe
+    )
+    setting = Setting(model=model, recipe=recipe, data=data, baseline_epochs=4.0)
+    trial = parse_protocol("rbdc:1:width+resolution").trial(setting, 1.0, 0)
+    jobs = [node.job for node in trial.nodes if isinstance(node.job, TrainJob)]
+    assert [job.task.recipe.test_size for job in jobs] == [None, None, 42]
+    jobs[-1].check(QUICK, 1)
+    wrong = replace(jobs[-1].task, recipe=small_recipe(test_size=40))
+    with pytest.raises(RecipeError, match="test-size is 40, which cannot be cut into patches of 7"):
+        replace(jobs[-1], task=wrong).check(QUICK, 1)
 
 
 def test_steps_of_a_training(data: DataSet) -> None:
@@ -103,7 +149,7 @@ def test_dropout_follows_the_seed_and_not_the_data_seed(data: DataSet) -> None:
     def loss(task: Task) -> float:
         start = initial_weights(small_task("resnet18d", data, drop=0.5))  # the same weights for all
         device = torch.device("cpu")
-        state = classifier_state(task, start, 5, device=device, machine=QUICK, world=World())
+        state = training_state(task, start, 5, device=device, machine=QUICK, world=World())
         batch = Batch(
             images=torch.ones(8, 1, 28, 28),
             targets=torch.zeros(8, dtype=torch.long),

@@ -16,7 +16,7 @@ from rbdc.data import DataSet, TrainingBatches
 from rbdc.errors import Interrupted, TrainingError
 from rbdc.training import Session, Task, Trained, World, initial_weights, train_together
 from rbdc.training.checkpoint import common_step
-from rbdc.training.classification import Classification, classifier_state
+from rbdc.training.classification import Classification, training_state
 from rbdc.training.fused import FusedStates
 from rbdc.training.state import State
 from tests.support import QUICK, folder_data, small_data, small_task
@@ -145,7 +145,7 @@ def test_time_is_divided_among_those_who_share_it(tmp_path: Path) -> None:
     data = small_data()
     torch.set_num_threads(1)
     outcomes = [trained(o) for o in together(siblings(data, 1, 2), data, tmp_path / "group")]
-    low, high = sorted(outcome.seconds for outcome in outcomes)
+    low, high = sorted(outcome.spent.elapsed for outcome in outcomes)
     assert 0 < low <= high < 10 * low
 
 
@@ -162,7 +162,7 @@ def test_fused_models_train_as_separate_ones_do(name: str) -> None:
 
     def states() -> list[State]:
         return [
-            classifier_state(
+            training_state(
                 task,
                 initial_weights(task),
                 batches.steps_per_epoch,

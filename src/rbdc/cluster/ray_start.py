@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rbdc.errors import RunError
+from rbdc.errors import RunError, not_installed
 
 ANSWER_SECONDS = 20  # timeout of an address
 NODE_SECONDS = 180  # timeout for a process to start on a node, which may be busy
@@ -41,7 +41,7 @@ def ray_started(address: str | None, memory: int = 0) -> Iterator[Any]:
         yield imported
         return
     if importlib.util.find_spec("ray") is None:
-        raise RunError("Ray is not installed", "Install it with: pip install 'rbdc[ray]'")
+        raise not_installed("ray", "ray", RunError)
     if address:
         _check_address(address)
     elif imported and _PRIVATE.items() - os.environ.items():

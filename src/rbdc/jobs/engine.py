@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from graphlib import TopologicalSorter
@@ -20,10 +20,10 @@ from typing import Any, Literal, Protocol
 
 from rbdc.errors import Interrupted, RbdcError, RunError
 from rbdc.jobs.job import Context, Job, TrainingJob, execute_together
+from rbdc.stops import signals
 from rbdc.training import Progress
 
 MOST_TOGETHER = 8  # models that take turns in one process: all of them are in the device's memory
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,12 +72,14 @@ class InProcess:
                 for job in jobs:
                     ledger.started(job)
                 threads = context.with_threads(self.threads[jobs[0].key])
-                for job, outcome in execute_together(
+                together = execute_together(
                     jobs, threads, observe=partial(_observe, watch), stopped=stopped
-                ):
-                    ledger.ended(job, outcome)
-                    if context.world.size > 1 and isinstance(outcome, RbdcError):
-                        raise outcome  # other ranks may not have failed: torchrun ends them
+                )
+                with closing(together):  # now: what fails when it is collected is lost
+                    for job, outcome in together:
+                        ledger.ended(job, outcome)
+                        if context.world.size > 1 and isinstance(outcome, RbdcError):
+                            raise outcome  # other ranks may not have failed: torchrun ends them
                 if context.world.size == 1 and stopped():  # several ranks agree in their next step
                     raise Interrupted("stopped between two jobs")
         ledger.close()
@@ -166,7 +168,7 @@ def start_server(modules: Collection[str]) -> Any:
     """
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(sorted(modules))
-    with _signals(signal.SIG_IGN):  # inherited: a signal to the whole group is for us to handle
+    with signals(signal.SIG_IGN):  # inherited: a signal to the whole group is for us to handle
         forkserver.ensure_running()
     return processes
 
@@ -269,22 +271,8 @@ def stop_requested(also: Callable[[], None] = lambda: None) -> Iterator[Callable
         request.set()
         also()
 
-    with _signals(note):
+    with signals(note):
         yield request.is_set
-
-
-@contextmanager
-def _signals(handler: Any) -> Iterator[None]:
-    """Replace the handler of the stop signals for a while."""
-    if threading.current_thread() is not threading.main_thread():  # only it may handle signals
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 # --- in a worker process ---------------------------------------------------------------------

@@ -1,14 +1,13 @@
 """Make the initial weights of a wide model from trained ones: couple two, or what a rival does."""
 
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rbdc.data import EvaluationBatches, TrainingBatches
+from rbdc.data import EvaluationBatches, TextBatches, TextData, TrainingBatches
 from rbdc.jobs.job import FORMAT, Context, QuickJob
 from rbdc.jobs.layout import MODEL, SAVED_FOR_GROWTH, START
 from rbdc.jobs.method import GrowthContext, Method, Parent
@@ -17,8 +16,10 @@ from rbdc.models import ModelSpec, load
 from rbdc.plan import forward_flops, training_flops
 from rbdc.training import evaluate, images_for
 from rbdc.training.checkpoint import read_state, write_state
+from rbdc.training.clock import Spent
+from rbdc.training.language import evaluate_text, evaluation_batches
 from rbdc.training.machine import torch_device
-from rbdc.training.objective import Objective
+from rbdc.training.objective import Objective, next_token_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,11 @@ class GrowJob(QuickJob):
     """Seed of what the method draws."""
     images: int = 0
     """Training images that the method may look at, and pays for."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Names of the metrics shown to people, those of the parents."""
+        return self.parents[0].metrics
 
     def content(self) -> dict[str, Any]:
         return {
@@ -78,7 +84,7 @@ class GrowJob(QuickJob):
 
     def run(self, context: Context) -> dict[str, Any]:
         """Grow the wide model, evaluate it before any step, and write where training starts."""
-        began, saved = time.monotonic(), self.method.saved_for_growth
+        began, saved = Spent.now(), self.method.saved_for_growth
         store, machine, world = context.store, context.machine, context.world
         parents = [
             Parent(
@@ -89,15 +95,7 @@ class GrowJob(QuickJob):
         ]
         device = torch_device(machine, world.local_rank)
         grown = self.method.grow(parents, self.model, self._context(context, device))
-        test = EvaluationBatches(
-            self.parents[0].data,
-            images_for(self.model, self.parents[0].task.image),
-            batch_size=256,
-            part=(world.size, world.rank),
-            device=device,
-            workers=machine.workers or 0,
-        )
-        (scores,) = evaluate([grown.model.to(device)], test, world, nullcontext())
+        scores = self._evaluate(grown.model.to(device), context, device)
         tensors: dict[str, Tensor] = {f"model/{k}": v for k, v in grown.model.state_dict().items()}
         facts: dict[str, Any] = {}
         if grown.optimizer is not None:
@@ -112,14 +110,43 @@ class GrowJob(QuickJob):
             **grown.record,
             "images": self.images,
             "training_flops": self.flops,
-            "seconds": time.monotonic() - began,
+            **Spent.since(began).to_json(),
         }
+
+    def _evaluate(
+        self, model: nn.Module, context: Context, device: torch.device
+    ) -> dict[str, float]:
+        parent, world = self.parents[0], context.world
+        if isinstance(parent.data, TextData):
+            length = images_for(self.model, parent.task.image).sequence_length
+            tokens = evaluation_batches(parent.data.tested_at(length), device, world)
+            return evaluate_text([model], tokens, world, nullcontext())[0]
+        test = EvaluationBatches(
+            parent.data,
+            images_for(self.model, parent.task.image),
+            batch_size=256,
+            part=(world.size, world.rank),
+            device=device,
+            workers=context.machine.workers or 0,
+        )
+        return evaluate([model], test, world, nullcontext())[0]
 
     def _context(self, context: Context, device: torch.device) -> GrowthContext:
         """Give every process the same batches; only the main one's result is used."""
         parent = self.parents[0]
         recipe = parent.task.recipe
         objective = Objective(recipe, None)
+        if isinstance(parent.data, TextData):
+            tokens = TextBatches(
+                parent.data, seed=self.seed, batch_size=recipe.batch_size, device=device
+            )
+            steps = self.images // recipe.batch_size
+            return GrowthContext(
+                seed=self.seed,
+                device=device,
+                batches=lambda: (micro[0] for micro in tokens.from_step(0, steps)),
+                loss=next_token_loss,
+            )
         batches = TrainingBatches(
             parent.data,
             recipe,

@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from rbdc.disk import write_text
+from rbdc.disk import json_text, write_text
 from rbdc.errors import RbdcError, RunError
 from rbdc.jobs.layout import CHECKPOINTS, PROGRESS
 from rbdc.jobs.store import Store
@@ -163,6 +163,11 @@ class TrainingJob(Job):
         """Return the ways to train so many such models here, the one to use first."""
         return []
 
+    @property
+    def sequence_length(self) -> int | None:
+        """Tokens per sequence of a language model's training; None for images."""
+        return None
+
     @abstractmethod
     def session(self, context: Context, observe: Observer, resume_at: int | None = None) -> Session:
         """Return a session from the start, the last checkpoint, or that of step `resume_at`."""
@@ -200,7 +205,7 @@ def execute_together(
     *,
     observe: Callable[[Job, Progress], None],
     stopped: Callable[[], bool],
-) -> Iterator[tuple[Job, dict[str, Any] | RbdcError]]:
+) -> Generator[tuple[Job, dict[str, Any] | RbdcError], None, None]:
     """Run a job, or trainings with equal streams; yield each with its result or its error.
 
     Jobs that are finished already are not run again. The parents of all must be finished.
@@ -271,6 +276,6 @@ def _logged(observe: Observer, folder: Path) -> Observer:
         if progress.scores is not None or time.monotonic() - written > PROGRESS_SECONDS:
             written = time.monotonic()
             so_far = replace(progress, scores=scores)
-            write_text(folder / PROGRESS, json.dumps(asdict(so_far)))  # may be lost
+            write_text(folder / PROGRESS, json_text(asdict(so_far)))  # may be lost
 
     return log

@@ -11,6 +11,8 @@ import fcntl
 import json
 import os
 import socket
+import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -23,6 +25,8 @@ from typing_extensions import TypedDict
 from rbdc.disk import SHAPE, Json, read_json
 from rbdc.errors import RunError, printable
 from rbdc.jobs.layout import LOCK
+
+_FLOCK = "hhqqi"  # Linux's struct flock: type, whence, start, length, process
 
 
 @with_config(SHAPE)
@@ -72,9 +76,27 @@ def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
 def holder(folder: Path) -> Json | None:
     """Return the host, process id and start of the folder's exclusive holder, or None."""
     who = _content(folder / LOCK)
-    if who and who["host"] == socket.gethostname() and not _is_alive(who["pid"]):
+    if who and who["host"] == socket.gethostname() and not _is_held(folder / LOCK, who["pid"]):
         return None  # the process was killed
     return who
+
+
+def taken_over(folder: Path) -> int | None:
+    """Return the process id of a killed holder if another program has it now, else None."""
+    who = _content(folder / LOCK)
+    if not who or holder(folder) or not _is_alive(who["pid"]):
+        return None
+    return int(who["pid"])
+
+
+def _is_held(path: Path, pid: int) -> bool:
+    """Return whether a process of this machine holds the lock; asking takes no lock."""
+    if pid == os.getpid() or not sys.platform.startswith("linux"):
+        return _is_alive(pid)  # a process does not see its own locks
+    with path.open("rb") as file:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        answer = fcntl.fcntl(file, fcntl.F_GETLK, asked)
+    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
 
 
 def _is_alive(pid: int) -> bool:

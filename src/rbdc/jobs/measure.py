@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from rbdc.data import Batch
+from rbdc.data import Batch, TextFormat
 from rbdc.settings import Machine, Recipe
 from rbdc.training import Task, World, initial_weights
-from rbdc.training.classification import classifier_state
+from rbdc.training.classification import training_state
 from rbdc.training.machine import torch_device
 
-PIXELS = 8 * 224 * 224  # of a batch that fits anywhere
+PIXELS, TOKENS = 8 * 224 * 224, 2**12  # of a batch that fits anywhere
 ROUND, MEASURED = 0.1, 2.0  # seconds of a round, and of all rounds of a measurement
 
 T = TypeVar("T")
@@ -58,7 +58,9 @@ def step_images(task: Task, device: torch.device) -> int:
     """Return the images per step to measure with: the recipe's, or fewer on a CPU."""
     batch_size = task.recipe.batch_size // task.recipe.grad_accum_steps
     if device.type == "cpu":
-        batch_size = min(batch_size, max(8, PIXELS // (task.image.height * task.image.width)))
+        most = TOKENS if isinstance(task.image, TextFormat) else PIXELS
+        size = prod(task.image.shape[-2:])
+        batch_size = min(batch_size, max(8, most // size))
     return batch_size
 
 
@@ -70,7 +72,7 @@ def _on_noise(
     teacher: nn.Module | None,
 ) -> Measurement:
     peak = _peak_memory(device)
-    state = classifier_state(
+    state = training_state(
         task,
         initial_weights(task),
         1,
@@ -92,6 +94,9 @@ def _on_noise(
 def noise_batch(task: Task, batch_size: int, device: torch.device) -> Batch:
     """Return a batch of noise for the task's model."""
     image = task.image
+    if isinstance(image, TextFormat):
+        tokens = torch.randint(image.vocab_size, (batch_size, image.sequence_length)).to(device)
+        return Batch(images=tokens, targets=tokens, indices=torch.arange(batch_size))
     return Batch(
         images=torch.randn(batch_size, image.channels, image.height, image.width).to(device),
         targets=torch.zeros(batch_size, dtype=torch.long, device=device),

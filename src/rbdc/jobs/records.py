@@ -20,6 +20,14 @@ FewLevels = Annotated[int, Field(ge=0, le=1000)]
 
 
 @with_config(SHAPE)
+class Sample(TypedDict):
+    """A text that a language model has continued."""
+
+    prompt: str
+    text: str
+
+
+@with_config(SHAPE)
 class JobResult(TypedDict, total=False):
     """result.json of a job."""
 
@@ -30,11 +38,13 @@ class JobResult(TypedDict, total=False):
     decoded: Count
     seconds: Amount
     device_seconds: Amount
+    cpu_seconds: Amount
     training_flops: Amount
     teacher_flops: Amount
     proof_error: Number | None
     norm_drift: Number | None
     scores: dict[str, dict[str, Number | Scores | None] | None]
+    samples: list[Sample]
 
 
 @with_config(SHAPE)
@@ -87,6 +97,8 @@ class Line(TypedDict):
     flops: Amount
     seeds: Count
     missing: Count
+    unfinished: NotRequired[Count]
+    scores: NotRequired[list[Number]]
     score: Number | None
     score_interval: Number | None
     gap: Number | None
@@ -126,6 +138,7 @@ class ProgressRecord(TypedDict):
     step: Count
     steps: Annotated[int, Field(ge=1)]
     images_per_second: NotRequired[Amount]
+    seconds: NotRequired[Amount]
     waited: NotRequired[Number]
     workers: NotRequired[Count]
     scores: Scores | None
@@ -154,6 +167,7 @@ class NodeRecord(TypedDict):
     metrics: Annotated[list[str], Field(min_length=1)]
     blocks: NotRequired[Shown]
     image: NotRequired[list[Count]]
+    sequence_length: NotRequired[Annotated[int, Field(ge=1)]]
     epochs: NotRequired[Number | None]
     seed: NotRequired[int]
     backbone: NotRequired[Shown]

@@ -1,4 +1,4 @@
-"""Train one classifier: from its own initialisation (a leaf) or from one grown of its parents."""
+"""Train one model: from its own initialisation (a leaf) or from one grown of its parents."""
 
 import json
 from dataclasses import asdict, dataclass, field, replace
@@ -6,17 +6,33 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rbdc.coupling import check_slots
-from rbdc.data import DataSet, ImageFormat, ImageSet, check_batch_size, check_image_size
+from rbdc.data import (
+    DataSet,
+    ImageFormat,
+    ImageSet,
+    TextFormat,
+    check_batch_size,
+    check_image_size,
+)
 from rbdc.data.augment import TrainingTransform
-from rbdc.errors import CouplingError, WidthError
+from rbdc.errors import CouplingError, RecipeError, WidthError
 from rbdc.jobs.job import FORMAT, Context, TrainingJob
 from rbdc.jobs.layout import AVERAGE, MODEL, SAVED_FOR_GROWTH, START
 from rbdc.jobs.measure import measure_training
 from rbdc.jobs.method import SavedForGrowth
 from rbdc.jobs.ways import WORTH_MEASURING, Way, measure_speed, measure_ways
 from rbdc.metrics import final_scores
-from rbdc.models import ModelSpec, build_empty, export, halves_layout, shapes_of
+from rbdc.models import (
+    ModelSpec,
+    at_size,
+    build_empty,
+    export,
+    family,
+    halves_layout,
+    patch_side,
+    shapes_of,
+)
+from rbdc.models.build import build_zeros
 from rbdc.plan import CounterName, Scaling, forward_flops, training_flops
 from rbdc.plan.flops import DEFAULT_COUNTER
 from rbdc.plan.growth import depth_of
@@ -24,14 +40,16 @@ from rbdc.settings import Augmentation, Machine, Recipe
 from rbdc.settings.schema import schemas
 from rbdc.training import Observer, Session, Start, Task, Trained, initial_weights
 from rbdc.training.checkpoint import read_state, write_state
-from rbdc.training.classification import Classification
 from rbdc.training.machine import check_machine, settled, torch_device
-from rbdc.training.optimizer import optimizer_slots
+from rbdc.training.optimizer import check_carried, optimizer_slots
+from rbdc.training.problems import make_problem
 from rbdc.training.state import select_prefix
 from rbdc.training.teacher import Teacher
 
 if TYPE_CHECKING:
     from rbdc.jobs.grow import GrowJob
+
+LANGUAGE_METRICS = ("loss", "perplexity", "bits_per_byte")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +71,20 @@ class TrainJob(TrainingJob):
     @property
     def fused(self) -> int:
         return len(self.fused_with)
+
+    @property
+    def is_language(self) -> bool:
+        """Return whether it learns from text."""
+        return isinstance(self.task.image, TextFormat)
+
+    @property
+    def sequence_length(self) -> int | None:
+        return self.task.image.sequence_length if self.is_language else None
+
+    @property
+    def metrics(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Names of the metrics shown to people, the primary one first."""
+        return LANGUAGE_METRICS if self.is_language else TrainingJob.metrics
 
     @property
     def model(self) -> ModelSpec:
@@ -84,7 +116,11 @@ class TrainJob(TrainingJob):
             "kind": "train",
             "width": self.model.width,
             "blocks": depth_of(self.model),
-            "image": [task.image.height, task.image.width],
+            **(
+                {"sequence_length": self.sequence_length}
+                if self.is_language
+                else {"image": [task.image.height, task.image.width]}
+            ),
             "epochs": task.epochs,
             "seed": task.seed,
             "metrics": list(self.metrics),
@@ -129,7 +165,7 @@ class TrainJob(TrainingJob):
         made_of = self.task.parametrization
         return self.model_bytes * (made_of.count if made_of else 1)
 
-    def check(self, machine: Machine, processes: int) -> None:  # noqa: ARG002
+    def check(self, machine: Machine, processes: int) -> None:
         """Refuse a batch that does not divide, images that do not fit, an unusable optimizer."""
         task, data = self.task, self.data
         recipe = task.recipe
@@ -137,16 +173,20 @@ class TrainJob(TrainingJob):
         check_batch_size(len(data.train), recipe.batch_size, micro_batches, mixes=recipe.mixes)
         if isinstance(data.train, ImageSet) and recipe.batched:
             check_image_size(data.train, task.image)
-        _check_recipe(recipe, task.image)
+        if self.is_language:
+            _check_language(recipe)
+        else:
+            _check_recipe(recipe, task.image)
+            _check_test_size(task, machine)
         if self.saved_for_growth == "optimizer":
-            check_slots(optimizer_slots(recipe))
+            check_carried(recipe)
 
     def check_device(self, machine: Machine, local_rank: int = 0) -> None:
         check_machine(machine, self.task.recipe, local_rank)
 
     def loader_processes(self, machine: Machine) -> int:
-        """Return how many processes decode images: none for images in memory."""
-        in_memory = self.data.in_memory and self.task.recipe.batched
+        """Return how many processes decode images: none for text and for images in memory."""
+        in_memory = self.data.in_memory and (self.is_language or self.task.recipe.batched)
         return 0 if in_memory else machine.workers or 0
 
     def expected_seconds(self, machine: Machine) -> float | None:
@@ -189,7 +229,7 @@ class TrainJob(TrainingJob):
 
     def session(self, context: Context, observe: Observer, resume_at: int | None = None) -> Session:
         machine = settled(context.machine, self.flops, context.world.size)
-        problem = Classification(
+        problem = make_problem(
             self.task,
             self.data,
             lambda: self._start(context),
@@ -209,9 +249,10 @@ class TrainJob(TrainingJob):
             resume_at=resume_at,
         )
 
-    def finish(self, context: Context, session: Session, trained: Trained) -> dict[str, Any]:  # noqa: ARG002
+    def finish(self, context: Context, session: Session, trained: Trained) -> dict[str, Any]:
         """Leave the model with what growth needs in the job's folder."""
-        result = self._result(trained)
+        model = trained.state.unsharded(trained.state.best_model())
+        result = self._result(trained) | session.problem.samples(model)
         folder = context.store.folder(self)
         self._save(folder, trained, result, writes=context.world.is_main)
         return result
@@ -244,7 +285,7 @@ class TrainJob(TrainingJob):
             "decoded": trained.decoded,
             "training_flops": self.image_flops * trained.images,
             "teacher_flops": self.teacher.forward_flops * trained.images if self.teacher else 0,
-            "seconds": trained.seconds,
+            **trained.spent.to_json(),
         }
 
     def _save(
@@ -269,11 +310,43 @@ def bytes_of(spec: ModelSpec) -> int:
     return sum(t.numel() * t.element_size() for t in shapes_of(spec).values())
 
 
+def _check_language(recipe: Recipe) -> None:
+    """Refuse settings that are about images and labels."""
+    optimizer_slots(recipe)
+    for name in ("mixup", "cutmix", "test_size"):
+        if value := getattr(recipe, name):
+            raise RecipeError(f"{name} is {value:g}, and is meant for images", "Leave it out.")
+    if recipe.smoothing or recipe.distillation != "none":
+        raise RecipeError(
+            "label smoothing and distillation are for classifiers",
+            "Use --smoothing 0 and no --distillation for a language model.",
+        )
+
+
 @cache
 def _check_recipe(recipe: Recipe, image: ImageFormat) -> None:
     """Refuse an optimizer or an augmentation that cannot be made."""
     optimizer_slots(recipe)
     TrainingTransform(recipe, image)
+
+
+def _check_test_size(task: Task, machine: Machine) -> None:
+    """Refuse test images that the model cannot take, or not in the form that it is trained in."""
+    side = task.recipe.test_size
+    if side is None or not family(task.model).takes_image_size:
+        return
+    if (patch := patch_side(task.model)) and side % patch:
+        raise RecipeError(
+            f"test-size is {side}, which cannot be cut into patches of {patch} px",
+            f"Give a multiple of {patch}.",
+        )
+    if task.parametrization or machine.parallel == "fsdp":
+        raise RecipeError(
+            f"test-size is {side}, and position embeddings that are sharded or computed from other "
+            "tensors cannot be resampled",
+            "Leave --test-size out, or use --parallel ddp.",
+        )
+    at_size(build_zeros(task.model), task.model, side)
 
 
 def _has_halves(model: ModelSpec) -> bool:

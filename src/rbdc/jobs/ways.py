@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rbdc.data import TextFormat
 from rbdc.disk import remembered
 from rbdc.jobs.measure import (
     device_name,
@@ -24,8 +25,8 @@ from rbdc.jobs.measure import (
 from rbdc.jobs.speeds import FOLDER
 from rbdc.settings import Machine
 from rbdc.training import Task, World, initial_weights
-from rbdc.training.classification import classifier_state
-from rbdc.training.fused import FusedStates
+from rbdc.training.classification import training_state
+from rbdc.training.fused import FusedStates, can_fuse
 from rbdc.training.machine import torch_device
 
 CONTENTION = 0.9  # processes side by side on a CPU disturb each other by about this much
@@ -44,12 +45,14 @@ class Way:
     """Models that are trained as one; 1: each for itself."""
     images_per_second: float
     """Of all models together."""
+    what: str = "images"
+    """What the data consists of, for people: images or sequences."""
 
     def __str__(self) -> str:
         """Return the way for people."""
         many = f"{self.processes} processes" if self.processes > 1 else "one process"
         how = f"{self.fused} models as one" if self.fused > 1 else "models in turn"
-        return f"{many}, {how}: {self.images_per_second:,.0f} images/s"
+        return f"{many}, {how}: {self.images_per_second:,.0f} {self.what}/s"
 
 
 def measure_speed(task: Task, machine: Machine, folder: Path = FOLDER) -> float:
@@ -111,17 +114,17 @@ def _measure(task: Task, machine: Machine, about: Mapping[str, Any]) -> dict[str
     """Measure one model, and as many as one process has fused, for each number of processes."""
     siblings, gpus, given = about["siblings"], about["gpus"], about["processes"]
     most = min(siblings, gpus or about["threads"])
+    what = "sequences" if isinstance(task.image, TextFormat) else "images"
     counts = [given] if given else [gpus and most] if gpus else _powers(most)
     ways = []
     for count in counts:
         threads = max(1, about["threads"] // count)
-        for fused in sorted({1, -(-siblings // count)}):
+        for fused in sorted({1, -(-siblings // count)} if can_fuse(task) else {1}):
             speed = _speed(task, replace(machine, threads=threads), fused)
             if speed is not None:
                 lost = CONTENTION if count > 1 and not gpus else 1.0
-                ways.append(
-                    Way(processes=count, fused=fused, images_per_second=count * speed * lost)
-                )
+                total = count * speed * lost
+                ways.append(Way(processes=count, fused=fused, images_per_second=total, what=what))
     return {"ways": [asdict(way) for way in ways]}
 
 
@@ -134,7 +137,7 @@ def _speed(task: Task, machine: Machine, models: int) -> float | None:
     device = torch_device(machine)
     with with_threads(machine, device), torch.random.fork_rng(devices=[]):
         states = [
-            classifier_state(
+            training_state(
                 task, initial_weights(task), 1, device=device, machine=machine, world=World()
             )
             for _ in range(models)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rbdc.arguments import check_fields
 from rbdc.cluster.ray_engine import worker_facts
 from rbdc.jobs.engine import Engine
 from rbdc.jobs.job import Node
@@ -55,6 +56,9 @@ class Where:
     """Another engine than this machine's or the cluster's."""
     facts: MachineFacts | None = None
     """The device that jobs run on and its machine, once `settle` has chosen for it."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def settle(where: Where) -> Where:

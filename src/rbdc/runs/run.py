@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,15 @@ from rbdc.runs.concurrency import (
     choose_concurrency,
     expected_times,
     make_engine,
+    threads_of,
 )
 from rbdc.runs.record import FORMAT, check_same, read_record
 from rbdc.runs.request import Result, Run, Where, settle
+from rbdc.runs.trackers import check_trackers, with_trackers
 from rbdc.training.choices import choice_lines
+
+_DECIDING = ("device", "channels_last", "deterministic", "tf32", "parallel", "compile")
+"""Settings of the machine that change the last bits of a training."""
 
 
 def chosen_lines(run: Run, where: Where) -> list[str]:
@@ -64,6 +70,7 @@ def check(run: Run, output: Path, where: Where) -> None:
     """Refuse everything that can be known to fail. Nothing is written."""
     _check_jobs(where)
     _check_folder(output)
+    check_trackers(where.machine.log)
     jobs = [node.job for node in run.nodes]
     for job in jobs:
         job.check(where.machine, where.world.size)
@@ -102,6 +109,8 @@ def execute(run: Run, output: Path, where: Where, watch: Watcher) -> Result | No
 
         concurrency = world.broadcast(begin)
         engine = where.engine or make_engine(run, concurrency, where)
+        if world.is_main:
+            watch = with_trackers(where.machine.log, run, output, watch)
         if concurrency.reason:
             watch(Event(kind="note", key="", note=concurrency.reason))
         if world.size == 1 and where.cluster.engine == "local" and not alone:
@@ -162,6 +171,11 @@ def _jobs_of(run: Run, name: str, store: Store) -> list[Job]:
             "Train these first.",
         )
     return [*parents, *job.parents, job]
+
+
+def _command() -> list[str]:
+    """Return the words behind `rbdc` that started this process; none if it was Python code."""
+    return sys.argv[1:] if Path(sys.argv[0]).stem in ("rbdc", "cli") else []
 
 
 def _check_jobs(where: Where) -> None:
@@ -243,11 +257,12 @@ def _begin(run: Run, output: Path, where: Where) -> Concurrency:
         "machine": where.machine.to_json(),
         "device": {**asdict(where.facts), "chosen": chosen_lines(run, where)},
         "environment": environment(),
-        "command": (old or {}).get("command", sys.argv[1:]),
+        "command": (old or {}).get("command", _command()),
         "started": (old or {}).get("started", datetime.now(UTC).isoformat(timespec="seconds")),
     }
     if old:
-        _warn_of_versions(old["environment"], content["environment"])
+        _warn_of_changes(old.get("environment", {}), content["environment"])
+        _warn_of_changes(_how(run, old), _how(run, content))
     write_json(output / RUN, content)
     return concurrency
 
@@ -267,16 +282,28 @@ def _describe(node: Node) -> dict[str, Any]:
 
 def environment() -> dict[str, str]:
     """Return the versions and devices that results may depend on in their last bits."""
-    packages = ("rbdc", "torch", "torchvision", "timm", "numpy")
+    packages = ("rbdc", "torch", "torchvision", "timm", "transformers", "numpy")
     return {
-        **{name: version(name) for name in packages},
+        **{name: version(name) for name in packages if find_spec(name)},  # one is optional
         "python": platform.python_version(),
         "cpu": platform.processor() or platform.machine(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
     }
 
 
-def _warn_of_versions(old: Mapping[str, str], new: Mapping[str, str]) -> None:
+def _how(run: Run, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a run is carried out, as far as the last bits of its results depend on it."""
+    engine, machine = record.get("engine", {}), record.get("machine", {})
+    jobs, threads = engine.get("jobs", 1), engine.get("threads", 1)
+    each = threads_of(run, Concurrency(jobs, threads)).values()
+    return {
+        "threads per training": " or ".join(map(str, sorted(set(each)))),
+        "processes per training": engine.get("processes"),
+        **{name: machine.get(name) for name in _DECIDING},
+    }
+
+
+def _warn_of_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     for name, value in new.items():
         if old.get(name) != value:
             warnings.warn(

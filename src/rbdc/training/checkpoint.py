@@ -38,7 +38,13 @@ def save_checkpoint(
 def write_state(target: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write tensors and facts as one folder, atomically. An existing folder is replaced."""
     # contiguous CPU copies: safetensors supports nothing else
-    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    copies: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        copy = tensor.detach().cpu().contiguous()
+        tied = copy.numel() > 0 and copy.data_ptr() in seen  # it is written under each of its names
+        seen.add(copy.data_ptr())
+        copies[name] = copy.clone() if tied else copy
     try:
         with whole_folder(target) as partial:
             save_file(copies, partial / TENSORS)

@@ -9,18 +9,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from rbdc.coupling import block_sizes, set_class_names
-from rbdc.data import Batch, DataSet, EvaluationBatches, TrainingBatches, derive_seed
-from rbdc.models import build, build_empty, export, halves_layout
+from rbdc.data import (
+    Batch,
+    DataSet,
+    EvaluationBatches,
+    TextFormat,
+    TrainingBatches,
+    derive_seed,
+)
+from rbdc.errors import RunError
+from rbdc.models import at_size, build, build_empty, export, halves_layout
 from rbdc.settings import Machine
 from rbdc.training.evaluation import evaluate
 from rbdc.training.machine import settled, torch_device
-from rbdc.training.objective import Objective
+from rbdc.training.objective import Objective, next_token_loss
 from rbdc.training.optimizer import make_optimizer, make_schedule
 from rbdc.training.problem import Problem
 from rbdc.training.state import Moments, State
-from rbdc.training.task import Task, describe_images
+from rbdc.training.task import Task, describe_images, tested_images
 from rbdc.training.world import World
 
 
@@ -44,7 +53,7 @@ def _parametrized(model: nn.Module, task: Task) -> nn.Module:
     return task.parametrization.apply(model) if task.parametrization else model
 
 
-def classifier_state(
+def training_state(
     task: Task,
     start: Start | None,
     steps_per_epoch: int,
@@ -54,12 +63,14 @@ def classifier_state(
     world: World,
     teacher: nn.Module | None = None,
 ) -> State:
-    """Return the state of a classifier. Without a start, its weights are uninitialised."""
+    """Return the state of a training. Without a start, its weights are uninitialised."""
     machine = settled(machine)
     objective = Objective(task.recipe, teacher.to(device).eval() if teacher else None)
     model: Any = start.model if start else _parametrized(build_empty(task.model), task)
     if teacher and hasattr(model, "set_distilled_training"):
         model.set_distilled_training(True)  # a distillation token then has an output of its own
+    if machine.recompute:
+        _recompute_activations(model)
 
     def loss(forward: Callable[[Tensor], Any], batch: Batch) -> Tensor:
         images = batch.images
@@ -71,7 +82,7 @@ def classifier_state(
         model,
         task.recipe,
         seed=task.seed,
-        loss=loss,
+        loss=next_token_loss if isinstance(task.image, TextFormat) else loss,
         make_optimizer=lambda model: make_optimizer(model, task.recipe),
         make_schedule=partial(make_schedule, task=task, steps_per_epoch=steps_per_epoch),
         device=device,
@@ -79,6 +90,22 @@ def classifier_state(
         world=world,
         moments=start.optimizer if start else None,
     )
+
+
+def _recompute_activations(model: Any) -> None:
+    """Turn on activation checkpointing, as the model's library does it."""
+    try:
+        if any(isinstance(module, BatchNorm) for module in model.modules()):
+            raise ValueError("its batch norms would count each batch twice")
+        if older := getattr(model, "gradient_checkpointing_enable", None):  # transformers
+            getattr(model, "activation_checkpointing_enable", older)({"use_reentrant": False})
+        else:
+            model.set_grad_checkpointing(True)  # timm
+    except (AttributeError, AssertionError, ValueError) as error:
+        raise RunError(
+            f"{type(model).__name__} cannot recompute its activations: {error}",
+            "Leave --recompute out, or use more micro-batches (--grad-accum-steps).",
+        ) from None
 
 
 class Classification(Problem):
@@ -119,7 +146,7 @@ class Classification(Problem):
         )
         self.test = EvaluationBatches(
             data,
-            task.image,
+            tested_images(task),
             batch_size=max(256, task.recipe.batch_size // world.size),
             part=(world.size, world.rank),
             device=self.device,
@@ -134,7 +161,7 @@ class Classification(Problem):
         return self.task.to_json()
 
     def state(self, *, fresh: bool) -> State:
-        state = classifier_state(
+        state = training_state(
             self.task,
             self.start() if fresh else None,
             self.steps_per_epoch,
@@ -144,7 +171,7 @@ class Classification(Problem):
             teacher=self.teacher,
         )
         for model in state.models():
-            describe_images(model, self.task.image)
+            describe_images(model, self.task.image, self.test.image)
             set_class_names(model, self.data.class_names)
         return state
 
@@ -159,7 +186,9 @@ class Classification(Problem):
     def evaluate(
         self, models: Sequence[nn.Module], autocast: AbstractContextManager[Any]
     ) -> list[dict[str, float]]:
-        return evaluate(models, self.test, self.world, autocast, idle=self.test.idle)
+        side = self.test.image.height
+        tested = [at_size(model, self.task.model, side) for model in models]
+        return evaluate(tested, self.test, self.world, autocast, idle=self.test.idle)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         """Write the model in timm's layout."""

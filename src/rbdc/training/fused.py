@@ -16,8 +16,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from rbdc.data import derive_seed
+from rbdc.data import TextFormat, derive_seed
 from rbdc.training.state import State
+from rbdc.training.task import Task
+
+
+def can_fuse(task: Task) -> bool:
+    """Return whether a task's models can be fused: vmap has no rule for transformers' masks."""
+    return not isinstance(task.image, TextFormat)
 
 
 class FusedStates:

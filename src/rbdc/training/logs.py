@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,12 +45,12 @@ class Logs:
 
     def epoch(self, history: Sequence[Mapping[str, float]], scores: Sequence[str]) -> None:
         """Rewrite the summary of all epochs so far. `scores` name the values for TensorBoard."""
-        self._file.flush()
+        self.flush()
         text = io.StringIO()
         table = csv.DictWriter(text, list(history[-1]), restval="", lineterminator="\n")
         table.writeheader()
         table.writerows(history)
-        write_text(self.folder / SUMMARY, text.getvalue())
+        write_text(self.folder / SUMMARY, text.getvalue(), durable=True)
         self._scalars("eval", history[-1], scores)
 
     def blocks(
@@ -71,11 +72,14 @@ class Logs:
                     board.add_scalar(f"{group}/{name}", values[name], at)
 
     def flush(self) -> None:
-        """Write buffered lines to disk, before a checkpoint is saved."""
-        self._file.flush()
+        """Wait until all lines are on disk: a checkpoint or a result that follows has its logs."""
+        for file in (self._file, self._blocks):
+            file.flush()
+            os.fsync(file.fileno())
 
     def close(self) -> None:
         """Close all files."""
+        self.flush()
         self._file.close()
         self._blocks.close()
         for board in self._boards.values():

@@ -5,12 +5,12 @@ once for all of them, and so is a test image. Each training has its own weights,
 logs and checkpoints, so it ends with the same bits as a training alone; unless they are `fused`.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
 from rbdc.errors import Interrupted, TrainingError
+from rbdc.training.clock import Spent
 from rbdc.training.fused import FusedStates
 from rbdc.training.progress import Trained
 from rbdc.training.session import Session
@@ -50,13 +50,13 @@ def train_together(
     last = max(session.steps for session in running)
     batches = running[0].problem.batches(start, last, stopped)
     for step in count(start):
-        began = time.monotonic()
+        began = Spent.now()
         micro = next(batches)
-        waited = time.monotonic() - began
+        waited = Spent.since(began)
         active = [session for session in running if session.state.step == step]
         active[0].decoded += sum(batch.decoded for batch in micro)
         for session in active:
-            session.wait(waited / len(active))
+            session.wait(waited * (1 / len(active)))
         failed = take_steps(active, micro)
         failed |= _end_epoch([session for session in active if session not in failed])
         trained = [session for session in active if session not in failed]
@@ -96,10 +96,11 @@ def _fused_steps(
     states = FusedStates([session.state for session in group])
 
     def take_steps(sessions: Sequence[Session], micro: Sequence[Any]) -> Failures:
-        began, failed = time.monotonic(), Failures()
+        began, failed = Spent.now(), Failures()
         losses = dict(zip(group, states.update(micro), strict=True))
+        spent = Spent.since(began) * (1 / len(sessions))
         for session in sessions:
-            session.seconds += (time.monotonic() - began) / len(sessions)
+            session.spent += spent
             try:
                 session.note(micro, losses[session])
             except TrainingError as error:
@@ -122,14 +123,14 @@ def _end_epoch(sessions: Sequence[Session]) -> Failures:
     models = [(s, prefix, model) for s in chosen for prefix, model in s.models().items()]
     scores: dict[Session, dict[str, float]] = {session: {} for session in chosen}
     if models:
-        began, first = time.monotonic(), chosen[0]
+        began, first = Spent.now(), chosen[0]
         for _, _, model in models:
             first.world.broadcast_buffers(model)
         found = first.problem.evaluate([model for _, _, model in models], first.state.autocast())
-        seconds = (time.monotonic() - began) / len(models)
+        spent = Spent.since(began) * (1 / len(models))
         for (session, prefix, _), values in zip(models, found, strict=True):
             scores[session] |= {prefix + name: value for name, value in values.items()}
-            session.seconds += seconds
+            session.spent += spent
     for session in ending:
         if session not in failed:
             with session.timed():

@@ -1,9 +1,13 @@
-"""The loss: cross-entropy, and DeiT's distillation if there is a teacher."""
+"""The loss: cross-entropy of classes or tokens, and DeiT's distillation if there is a teacher."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
+from rbdc.data import Batch
 from rbdc.settings import Recipe
 
 
@@ -49,3 +53,13 @@ class Objective:
                 / distilled.numel()
             )
         return (1 - alpha) * loss + alpha * distillation
+
+
+def token_loss(logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
+    """Return the cross-entropy of each sequence's next tokens, in fp32."""
+    return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), **options)
+
+
+def next_token_loss(forward: Callable[..., Any], batch: Batch) -> Tensor:
+    """Return the mean loss of predicting each next token."""
+    return token_loss(forward(batch.images, use_cache=False).logits, batch.targets)

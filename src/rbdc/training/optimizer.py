@@ -2,8 +2,10 @@
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from math import isclose
 from typing import Any
 
 import torch
@@ -13,12 +15,15 @@ from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rbdc.errors import RecipeError, nearest
+from rbdc.coupling import check_slots, degree_of
+from rbdc.errors import CouplingError, RecipeError, nearest
 from rbdc.settings import Optimization, Recipe
 from rbdc.training.decay import Decay
 from rbdc.training.sharding import is_sharded, shard_like
 from rbdc.training.task import Task
 
+MOMENTUM = "momentum_buffer"  # all that SGD keeps
+SLOW = 1e-9  # learning rate of an optimizer that is only tried
 GROUP = "group "  # prefix, in place of a parameter's name, of state that a group shares
 
 
@@ -119,22 +124,67 @@ def optimizer_state(
 
 
 def optimizer_slots(recipe: Optimization) -> set[str]:
-    """Return the names of the optimizer's state per parameter, by taking a step.
+    """Return the names of the optimizer's state per parameter, by taking steps.
 
     Refuse an optimizer that cannot take a step here, or whose state cannot be saved.
     """
-    model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(2, 2))
-    optimizer = timm_optimizer(model, recipe, torch.device("cpu"))
+    tensors, facts = _tried(recipe.opt, partial(_by_timm, recipe), 1.0)
+    return {name.rpartition("/")[2] for name in [*tensors, *facts["numbers"]]}
+
+
+def _by_timm(recipe: Optimization, model: nn.Module) -> Optimizer:
+    return timm_optimizer(model, recipe, torch.device("cpu"))
+
+
+def check_carried(recipe: Recipe) -> None:
+    """Refuse an optimizer whose state cannot be coupled, before any training."""
+    check_slots(optimizer_slots(recipe))
+    check_degrees(recipe.opt, partial(_by_timm, replace(recipe, lr=SLOW)))
+
+
+def check_degrees(name: str, make: Callable[[nn.Module], Optimizer]) -> None:
+    """Refuse an optimizer whose state does not follow the gradients as its name says.
+
+    A mean of gradients is twice as large for gradients of twice the size, and a mean of their
+    squares four times. State that is not (the momentum of RMSprop's updates, AdaMuon's squares of
+    directions) does not follow the gradients of the wide model. `make` has the learning rate
+    `SLOW`, so that weights stay small, and weight decay adds nothing to the gradients.
+    """
+    (small, _), (large, _) = (_tried(name, make, size) for size in (1.0, 2.0))
+    for key, value in small.items():
+        slot = key.rpartition("/")[2]
+        grown = float(large[key].norm() / value.norm().clamp_min(1e-30))
+        if degree_of(slot) and not isclose(grown, 2 ** degree_of(slot), rel_tol=1e-2):
+            raise CouplingError(
+                f"the optimizer {name} keeps {slot}, which is no mean of gradients or of their "
+                "squares",
+                "Start the wide model with a new optimizer (the restart transition), or use one "
+                "such as adamw, sgd, lion or muon.",
+            )
+
+
+def _tried(
+    name: str, make: Callable[[nn.Module], Optimizer], size: float
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the optimizer's state after a few steps with gradients of this relative size."""
+    model = nn.Sequential(nn.Conv2d(4, 8, 2), nn.Flatten(), nn.Linear(8, 8))
+    draws = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(1e-6 * torch.randn(weight.shape, generator=draws))
+    optimizer = make(model)
     try:
-        model(torch.ones(1, 1, 2, 2)).square().sum().backward()
-        optimizer.step()
+        for _ in range(3):
+            for weight in model.parameters():  # small ones: some optimizers clip the others
+                weight.grad = 1e-3 * size * torch.randn(weight.shape, generator=draws)
+            optimizer.step()
         tensors, facts = optimizer_state(model, optimizer)
         json.dumps(facts)
     except Exception as error:  # it needs more than gradients, or its state has other types
         raise RecipeError(
-            f"the optimizer {recipe.opt} cannot be used here: {error}", "Choose another --opt."
+            f"the optimizer {name} cannot be used here: {error}", "Choose another --opt."
         ) from error
-    return {name.rpartition("/")[2] for name in [*tensors, *facts["numbers"]]}
+    return tensors, facts
 
 
 def restore_optimizer(
@@ -160,6 +210,10 @@ def restore_optimizer(
         # these depend on the device and do not change the result
         group.update({k: v for k, v in saved.items() if k not in ("fused", "foreach")})
     optimizer.load_state_dict(state)
+    if {slot for slots in optimizer.state.values() for slot in slots} == {MOMENTUM}:
+        # fused SGD refuses new weights beside old ones; zeros are what it would start with
+        for weight in parameters.values():
+            optimizer.state[weight].setdefault(MOMENTUM, torch.zeros_like(weight))
     for parameter, slots in optimizer.state.items():
         for slot, value in slots.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:

@@ -1,4 +1,4 @@
-"""The interface of a training problem: classification here, detection in `transfer`."""
+"""The interface of a training problem: classification, language, or detection in `transfer`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,6 +62,10 @@ class Problem(ABC):
     @abstractmethod
     def export(self, model: nn.Module, folder: Path) -> None:
         """Write the model in the format that users load."""
+
+    def samples(self, model: nn.Module) -> dict[str, Any]:  # noqa: ARG002
+        """Return what a training's result also shows of its model, such as texts."""
+        return {}
 
     has_blocks: bool = False
     """Whether the norms of weight blocks are logged during the training."""

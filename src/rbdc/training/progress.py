@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rbdc.training.clock import Spent
 from rbdc.training.state import State
 
 
@@ -19,6 +20,8 @@ class Progress:
     loss: float
     lr: float
     images_per_second: float
+    seconds: float = 0.0
+    """Time of the training so far, over all sessions."""
     waited: float = 0.0
     """Share of the time, from 0 to 1, that the training has waited for its batches."""
     workers: int = 0
@@ -40,8 +43,8 @@ class Trained:
     """Number of training images seen, repeated ones included."""
     decoded: int
     """Number of training images decoded for it: none if another training decoded them, too."""
-    seconds: float
-    """Seconds of training and evaluation, over all sessions."""
+    spent: Spent
+    """Time of training and evaluation, over all sessions."""
 
 
 Observer = Callable[[Progress], None]

@@ -20,6 +20,7 @@ from rbdc.errors import TrainingError
 from rbdc.metrics import find_metric
 from rbdc.settings import Machine
 from rbdc.training.checkpoint import latest_checkpoint, save_checkpoint
+from rbdc.training.clock import Spent
 from rbdc.training.logs import Logs
 from rbdc.training.machine import read_facts, set_backends, settled
 from rbdc.training.problem import Problem
@@ -69,7 +70,7 @@ class Session:
         self.best: dict[str, Any] = {}
         self.best_weights: dict[str, Tensor] = {}
         self.losses: list[float] = []  # losses of this epoch's steps so far
-        self.seconds_before, self.decoded = 0.0, 0
+        self.spent_before, self.decoded = Spent(), 0  # spent in earlier sessions
         # step, image indices, loss on the device
         self.pending: list[tuple[int, list[Tensor], Tensor]] = []
         if saved:
@@ -87,7 +88,7 @@ class Session:
         self.first_step = self.state.step
         self.saved_at = self.reported_at = time.monotonic()
         self.save_seconds = FIRST_SAVE_SECONDS
-        self.seconds = self.waited = 0.0  # of this session: in all, and for batches
+        self.spent, self.waited = Spent(), 0.0  # of this session; seconds waited for batches
         self.since, self.speed = (self.state.step, 0.0), 0.0  # of this epoch; images/s
         # reading a loss waits for the GPU
         self.check_every = 1 if self.state.device.type == "cpu" else 16
@@ -113,7 +114,7 @@ class Session:
         return TrainingError(
             f"the device has no memory for {self.problem.name} with {images} images at a time: "
             f"{error}",
-            "Use more micro-batches (--grad-accum-steps), --amp, or more processes.",
+            "Use more micro-batches (--grad-accum-steps), --amp, --recompute, or more processes.",
         )
 
     @property
@@ -134,17 +135,17 @@ class Session:
 
     @contextmanager
     def timed(self, share: float = 1.0) -> Iterator[None]:
-        """Add a share of the time inside the context to this training's seconds."""
-        began = time.monotonic()
+        """Add a share of the time inside the context to what this training has spent."""
+        began = Spent.now()
         try:
             yield
         finally:
-            self.seconds += share * (time.monotonic() - began)
+            self.spent += Spent.since(began) * share
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, spent: Spent) -> None:
         """Note the time that this training has waited for its batch."""
-        self.seconds += seconds
-        self.waited += seconds
+        self.spent += spent
+        self.waited += spent.elapsed
 
     def note(self, micro: Sequence[Any], loss: Tensor) -> None:
         """Check and log the step that was just taken."""
@@ -184,7 +185,7 @@ class Session:
             best=self.best,
             images=self.steps * self.problem.recipe.batch_size,
             decoded=self.decoded,
-            seconds=self._seconds(),
+            spent=self._all_spent(),
         )
 
     def _check_weights(self) -> None:
@@ -226,7 +227,7 @@ class Session:
             **scores,
             "flops": self._flops(),
             "images_per_second": self._speed(),
-            "seconds": self._seconds(),
+            "seconds": self._all_spent().elapsed,
         }
         self.history.append(row)
         metric = find_metric(self.problem.primary_metric)
@@ -239,7 +240,7 @@ class Session:
             self.logs.epoch(self.history, ["train_loss", *scores])
         if epoch % max(1, round(self.problem.epochs) // LOGGED_BLOCKS) == 0 or step == self.steps:
             self._log_blocks()
-        self.since = (step, self.seconds)
+        self.since = (step, self.spent.elapsed)
         self._report(scores)
 
     @property
@@ -267,7 +268,8 @@ class Session:
                 "best": self.best,
                 "losses": self.losses,
                 "decoded": self.decoded,
-                "seconds": self._seconds(),
+                "seconds": self._all_spent().elapsed,
+                "cpu_seconds": self._all_spent().cpu,
             }
             save_checkpoint(
                 self.folder / CHECKPOINTS, self.state.step, tensors | best, facts, keep=self.keep
@@ -290,7 +292,8 @@ class Session:
         self.history, self.best = facts["history"], facts["best"]
         self.best_weights = select_prefix(tensors, "best/")
         self.losses, self.decoded = facts["losses"], facts["decoded"]
-        self.seconds_before = facts["seconds"]
+        # checkpoints of older versions have no CPU time; with one thread it was about the same
+        self.spent_before = Spent(facts["seconds"], facts.get("cpu_seconds", facts["seconds"]))
 
     def _report(self, scores: Mapping[str, float] | None = None) -> None:
         now = time.monotonic()
@@ -307,7 +310,8 @@ class Session:
                 loss=self.losses[-1] if self.losses else self.history[-1]["train_loss"],
                 lr=self.state.learning_rate,
                 images_per_second=self._speed(),
-                waited=self.waited / max(self.seconds, 1e-9),
+                seconds=self._all_spent().elapsed,
+                waited=self.waited / max(self.spent.elapsed, 1e-9),
                 workers=self.machine.workers or 0,
                 scores=scores,
             )
@@ -324,7 +328,7 @@ class Session:
                     "lr": self.state.learning_rate,
                     "flops": self._flops(),
                     "images_per_second": self._speed(),
-                    "seconds": self._seconds(),
+                    "seconds": self._all_spent().elapsed,
                 },
                 board=board,
             )
@@ -351,8 +355,8 @@ class Session:
         step, since = self.since
         done = (self.state.step - step) * self.problem.recipe.batch_size
         if done:
-            self.speed = done / max(self.seconds - since, 1e-9)
+            self.speed = done / max(self.spent.elapsed - since, 1e-9)
         return self.speed
 
-    def _seconds(self) -> float:
-        return self.seconds_before + self.seconds
+    def _all_spent(self) -> Spent:
+        return self.spent_before + self.spent

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 from timm.data import resolve_data_config
 from torch import nn
 
-from rbdc.data import DataSet, ImageFormat, ImageSet
+from rbdc.data import DataSet, ImageFormat, ImageSet, TextData, TextFormat
 from rbdc.errors import DataError
 from rbdc.models import ModelSpec, record_of
+from rbdc.models.language import SEQUENCE
 from rbdc.settings import Extent, Length, Recipe, plain
 
 
@@ -39,8 +40,8 @@ class Task:
 
     model: ModelSpec
     recipe: Recipe
-    image: ImageFormat
-    """Input format of the model, from `image_format`."""
+    image: Any  # ImageFormat | TextFormat
+    """Input format of the model, from `input_format`."""
     epochs: float
     """Passes over the training images; may be a fraction."""
     seed: int
@@ -86,6 +87,9 @@ class Task:
 def fit_to_data(spec: ModelSpec, data: DataSet, recipe: Recipe) -> ModelSpec:
     """Return the model with the data's classes and, for images in memory, their shape."""
     arguments = dict(spec.arguments)
+    if isinstance(data, TextData):
+        arguments.setdefault("vocab_size", data.vocab_size)
+        return replace(spec, arguments={**arguments, SEQUENCE: data.train.length})
     known = len(data.class_names)
     if arguments.setdefault("num_classes", known) != known:
         raise DataError(
@@ -101,6 +105,14 @@ def fit_to_data(spec: ModelSpec, data: DataSet, recipe: Recipe) -> ModelSpec:
         if rate:
             arguments.setdefault(name, rate)
     return replace(spec, arguments=arguments)
+
+
+def input_format(spec: ModelSpec, recipe: Recipe, data: DataSet) -> ImageFormat | TextFormat:
+    """Return the model's input format: of images, or of text."""
+    if isinstance(data, TextData):
+        record = record_of(spec)
+        return TextFormat(sequence_length=record[SEQUENCE], vocab_size=record["vocab_size"])
+    return image_format(spec, recipe, data)
 
 
 def image_format(spec: ModelSpec, recipe: Recipe, data: DataSet) -> ImageFormat:
@@ -133,13 +145,24 @@ def image_format(spec: ModelSpec, recipe: Recipe, data: DataSet) -> ImageFormat:
     )
 
 
-def images_for(spec: ModelSpec, image: ImageFormat) -> ImageFormat:
+def images_for(spec: ModelSpec, image: Any) -> Any:
     """Return the input format of a stage's model: as the target's, but of the model's own size."""
+    if isinstance(image, TextFormat):
+        return replace(image, sequence_length=record_of(spec)[SEQUENCE])
     _channels, height, width = record_of(spec)["input_size"]
     return replace(image, height=height, width=width)
 
 
-def describe_images(model: nn.Module, image: ImageFormat) -> None:
+def tested_images(task: Task) -> ImageFormat:
+    """Return the format of the test images: as for training, or of the size of the recipe."""
+    side = task.recipe.test_size
+    image: ImageFormat = task.image
+    return replace(image, height=side, width=side) if side else image
+
+
+def describe_images(model: nn.Module, image: ImageFormat, test: ImageFormat | None = None) -> None:
     """Store the image preprocessing in the model, so that timm uses the same."""
     known = {key: getattr(image, key) for key in ("mean", "std", "crop_pct", "interpolation")}
+    if test and test.shape != image.shape:
+        known["test_input_size"] = test.shape  # timm's `use_test_size`
     model.pretrained_cfg.update(known)  # type: ignore[operator,union-attr]

@@ -19,10 +19,10 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from rbdc.data.files import ImageLocation, locate_image
+from rbdc.data.files import ImageLocation, locate_image, read_whole
 from rbdc.data.images import listed_fingerprint
 from rbdc.disk import open_file
-from rbdc.errors import DataError, nearest
+from rbdc.errors import DataError, nearest, not_installed
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 _MOST_PIXELS = 100_000  # of a side
@@ -166,6 +166,7 @@ def read_coco(annotations: str | Path, images: str | Path) -> CocoSet:
         by_image[image].append(annotation)
     dropped: Counter[str] = Counter()
     pictures, lines = [], []
+    whole = read_whole(folder / entry["file_name"] for entry in content["images"])
     for entry in content["images"]:
         height, width = sizes[entry["id"]]
         found = [region_of(one, height, width) for one in by_image[entry["id"]]]
@@ -177,11 +178,11 @@ def read_coco(annotations: str | Path, images: str | Path) -> CocoSet:
                 f"{file} is missing, but {path} lists it",
                 "Put the image there, or give the folder that contains the images.",
             )
-        at = locate_image(file)
+        at = locate_image(file, whole=whole)
         pictures.append(
             Picture(id=entry["id"], location=at, height=height, width=width, regions=regions)
         )
-        lines.append(f"{entry['id']} {at.size} {at.ends} {height} {width}")
+        lines.append(f"{entry['id']} {at.size} {at.checksum} {height} {width}")
         lines += [f"{r.category} {r.box} {crc32(r.counts)} {r.crowd}" for r in regions]
     return CocoSet(
         annotations=path,
@@ -256,10 +257,7 @@ def pycocotools(part: str) -> ModuleType:
     try:
         return import_module(f"pycocotools.{part}")
     except ImportError:
-        raise DataError(
-            "the package `pycocotools` is not installed",
-            "Install the extra: pip install 'rbdc[transfer]'.",
-        ) from None
+        raise not_installed("pycocotools", "transfer", DataError) from None
 
 
 def read_annotations(path: Path) -> dict[str, Any]:

@@ -207,7 +207,7 @@ class DetectJob(TrainingJob):
             "images": trained.images,
             "decoded": trained.decoded,
             "training_flops": self.image_flops * trained.images,
-            "seconds": trained.seconds,
+            **trained.spent.to_json(),
         }
         problem, folder = session.problem, context.store.folder(self)
         assert isinstance(problem, Detection)
