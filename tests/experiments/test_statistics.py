@@ -39,6 +39,8 @@ def test_the_interval_is_students() -> None:
     assert mean == 2.0 and interval == pytest.approx(4.302653 * 1.0 / sqrt(3))
     assert mean_and_interval([5.0]) == (5.0, None)
     assert mean_and_interval([]) == (None, None)
+    two, none = mean_and_interval([57.2, 68.6])
+    assert two == pytest.approx(62.9) and none is None  # and not ± 72.42
     _, many = mean_and_interval([0.0, 2.0] * 200)
     assert many == pytest.approx(1.965927 * 20 / sqrt(399) / sqrt(400))  # t with 399 degrees
 
@@ -49,9 +51,13 @@ def test_differences_are_taken_seed_by_seed() -> None:
     rows += [row("rbdc:1", 1.0, 2, None)]
     standard, ours = summarize(rows)
     assert standard["gap"] is None and standard["missing"] == 0
-    assert ours["gap"] == pytest.approx(0.02) and ours["gap_interval"] == pytest.approx(0, abs=1e-9)
+    assert ours["gap"] == pytest.approx(0.02) and ours["gap_interval"] is None
     assert ours["seeds"] == 2 and ours["missing"] == 1
-    assert ours["score_interval"] > 0.5  # the seeds themselves are far apart
+    assert ours["score_interval"] is None  # of two seeds: the points and their range
+    assert ours["score_range"] == pytest.approx([0.52, 0.62]) and len(ours["scores"]) == 2
+    assert ours["unfinished"] == 1
+    (failed,) = summarize([{**row("rbdc:1", 1.0, 0, None), "failed": True}])
+    assert failed["missing"] == 1 and failed["unfinished"] == 0
 
 
 @pytest.mark.parametrize(

@@ -49,5 +49,9 @@ def test_packed_parts_need_not_be_equal() -> None:
 
 
 def test_it_takes_what_rbdc_takes() -> None:
-    for name in ("seresnet50", "vit_giant_patch14_dinov2", "deit_base_distilled_patch16_224"):
-        RandomTemplate().check_model(ModelSpec(name=name))
+    for name, arguments in (
+        ("seresnet50", {}),
+        ("vit_giant_patch14_dinov2", {"depth": 2}),
+        ("deit_base_distilled_patch16_224", {}),
+    ):
+        RandomTemplate().check_model(ModelSpec(name=name, arguments=arguments))

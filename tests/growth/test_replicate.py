@@ -6,15 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rbdc.errors import ModelError
+import rbdc
+from rbdc.errors import CouplingError, ModelError
 from rbdc.growth.hypercloning import HyperCloning
 from rbdc.growth.net2net import Net2Net
 from rbdc.growth.replicate import Replication
 from rbdc.growth.units import units_of
 from rbdc.jobs.method import Parent
-from rbdc.models import ModelSpec
+from rbdc.models import ModelSpec, halves_layout
 from tests.growth.context import CONTEXT, SEED, grown, wide_spec
-from tests.support import SMALL, images, logits, parents
+from tests.models.small_language import EXACT, INEXACT
+from tests.support import SMALL, images, logits, parents, randomized
 
 pytestmark = [pytest.mark.numeric, pytest.mark.usefixtures("double_precision")]
 METHODS = [Net2Net, HyperCloning]
@@ -22,9 +24,9 @@ methods = pytest.mark.parametrize("method", METHODS)
 DISTILLED = "deit_tiny_distilled_patch16_224"
 
 
-def assert_close(ours: Tensor, theirs: Tensor) -> None:
+def assert_close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-10) -> None:
     assert theirs.std() > 0.1, "logits that say something"
-    assert (ours - theirs).abs().max() <= 1e-10 * theirs.abs().max()
+    assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
 
 
 @methods
@@ -149,8 +151,37 @@ def test_hypercloning_is_four_halves_of_the_parent() -> None:
     assert torch.equal(model.state_dict()["layer2.0.conv2.weight"], torch.cat([row, row]))
 
 
-@methods
-def test_a_model_with_unknown_units_is_refused_before_training(method: type[Replication]) -> None:
+def test_a_model_with_unknown_units_is_refused_before_training() -> None:
     spec = ModelSpec(name="seresnet50")
     with pytest.raises(ModelError, match=r"layer1\.0\.se\.fc1\.weight"):
-        method().check_model(spec)
+        Net2Net().check_model(spec)
+    HyperCloning().check_model(spec)  # each unit twice, in order: groups need not be known
+
+
+@methods
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "phi3", "gemma2"])
+def test_a_language_model_is_its_parent(method: type[Replication], name: str, tied: bool) -> None:
+    pytest.importorskip("transformers")
+    spec = ModelSpec(name=name, arguments={**EXACT[name], "tie_word_embeddings": tied})
+    parent = randomized(rbdc.build(spec.scaled(0.5)), 1)
+    tokens = torch.arange(12)[None]
+    expected = parent.eval()(tokens, use_cache=False).logits
+    noisy = method is HyperCloning  # whose noise cancels
+    model = method(noise=0.1 if noisy else 0.0).grow([Parent(model=parent)], spec, CONTEXT).model
+    ours = model.eval()(tokens, use_cache=False).logits
+    assert_close(ours, expected, 1e-6)  # transformers' norms and positions are fp32 always
+    plain = method(noise=0.0).grow([Parent(model=parent)], spec, CONTEXT).model.state_dict()
+    moved = method().grow([Parent(model=parent)], spec, CONTEXT).model.state_dict()
+    layout = halves_layout(spec)
+    for key, tensor in plain.items():  # every layer gets noise, and nothing else
+        inside = layout[key].input_axis is not None and len(layout[key].scaled) > 1
+        head = layout[key].is_head and method is HyperCloning
+        assert torch.equal(tensor, moved[key]) != (inside or head), key
+
+
+@methods
+def test_a_model_whose_halves_mix_is_refused(method: type[Replication]) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(CouplingError, match="q_norm"):
+        method().check_model(ModelSpec(name="qwen3", arguments=INEXACT["qwen3"][0]))

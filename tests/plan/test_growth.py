@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from rbdc.errors import PlanError, RecipeError
-from rbdc.models import ModelSpec, depths, image_side
+from rbdc.models import ModelSpec, depths, image_side, parameters_of
 from rbdc.plan import Growth, Plan, make_plan
 from rbdc.settings import Request, StageSettings
+from tests.models.small_language import EXACT
 
 DEIT = ModelSpec(
     name="deit_tiny_patch16_224",
@@ -72,12 +73,44 @@ def test_stages_in_full_with_shares() -> None:
     assert found.normalized_flops == pytest.approx(0.5)
 
 
+def test_sequences_of_text_are_shorter_before_the_target() -> None:
+    pytest.importorskip("transformers")
+    gpt = ModelSpec(name="gpt2", arguments={**EXACT["gpt2"], "n_layer": 4, "sequence_length": 64})
+    found = plan(gpt, ALL)
+    sizes = [(depths(s.model)["n_layer"], image_side(s.model)) for s in found.stages]
+    assert sizes == [(1, 40), (2, 48), (4, 64)]
+    assert found.normalized_flops == pytest.approx(0.5)
+    seen = [found.tokens_per_parameter(stage) for stage in found.stages]
+    assert seen[1] == pytest.approx(
+        found.stages[1].epochs * found.images * 48 / parameters_of(found.stages[1].model)
+    )
+    short = Growth(stages=(StageSettings(width=0.5, sequence_length=16), StageSettings()))
+    assert [image_side(s.model) for s in plan(gpt, short).stages] == [16, 64]
+    with pytest.raises(PlanError, match="a stage has img_size, which gpt2 does not take"):
+        plan(gpt, Growth(stages=(StageSettings(img_size=16), StageSettings())))
+    with pytest.raises(PlanError, match="has sequence_length, which deit_tiny"):
+        plan(DEIT, Growth(stages=(StageSettings(sequence_length=16), StageSettings())))
+
+
 def test_a_request_gives_stages_as_text_or_records() -> None:
     record = {"width": 0.5, "share": 0.25}
     given = Request(stages=[record, {"share": 0.75}])  # type: ignore[arg-type]
-    assert Growth.of(given).shares == pytest.approx([0.75, 0.25])
+    assert Growth.of(given, DEIT).shares == pytest.approx([0.75, 0.25])
     with pytest.raises(RecipeError, match="no setting is called 'widht'"):
-        Growth.of(Request(stages=({"widht": 0.5},)))
+        Growth.of(Request(stages=({"widht": 0.5},)), DEIT)
+
+
+def test_auto_is_what_the_family_grows_in_and_the_model_can() -> None:
+    auto = Request(grow=("auto",))
+    assert Growth.of(auto, DEIT).axes == ("width", "resolution")
+    assert Growth.of(auto, RESNET).axes == ("width", "depth", "resolution")
+    shallow = ModelSpec(name="resnet18d", arguments={**RESNET.arguments, "layers": [1, 1, 1, 1]})
+    assert Growth.of(auto, shallow).axes == ("width", "resolution")
+    coarse = ModelSpec(name=DEIT.name, arguments={**DEIT.arguments, "patch_size": 16})
+    assert Growth.of(auto, coarse).axes == ("width",)
+    assert Growth.of(auto, ModelSpec(name="convnext_atto")).axes == ("width",)
+    with pytest.raises(RecipeError, match="grow is auto, width"):
+        Request(grow=("auto", "width"))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +119,7 @@ def test_a_request_gives_stages_as_text_or_records() -> None:
         (ModelSpec(name=DEIT.name, arguments={**DEIT.arguments, "depth": 1}), ALL,
          "has 1 blocks, which cannot be halved"),
         (ModelSpec(name="vgg11"), Growth(axes=("depth",)), "has no blocks that repeat"),
-        (DEIT, Growth(axes=("resolution",), narrow_size=0.99), "takes images of 32 px, and"),
+        (DEIT, Growth(axes=("resolution",), narrow_size=0.99), "takes inputs of 32 px, and"),
         (DEIT, Growth(stages=(StageSettings(img_size=20), StageSettings())),
          "images of 20 px cannot be cut into patches of 8 px"),
         (DEIT, Growth(stages=(StageSettings(depth=5), StageSettings())), "never shrink"),

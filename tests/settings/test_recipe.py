@@ -55,7 +55,8 @@ def test_every_shipped_recipe_can_be_used(name: str) -> None:
 
 
 def test_the_recipes_of_the_paper_and_the_demos_are_shipped() -> None:
-    assert shipped_recipes() == ["deit", "demo", "demo-deit", "resnet50d"]
+    known = ["deit", "demo", "demo-deit", "gpt-demo", "gpt2-124m", "llama-like", "resnet50d"]
+    assert shipped_recipes() == known
 
 
 def test_deit_is_the_official_recipe() -> None:
@@ -225,7 +226,7 @@ def test_a_file_cannot_run_code(tmp_path: Path) -> None:
 def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
     for name, remedy in (
         ("diet", "Did you mean deit"),
-        ("x", "Known are deit, demo, demo-deit, resnet50d, and YAML files."),
+        ("x", "Known are deit, demo, demo-deit, gpt-demo, gpt2-124m, llama-like, resnet50d, and"),
     ):
         with pytest.raises(RecipeError, match=f"no recipe is called '{name}'") as error:
             read_recipe(name)

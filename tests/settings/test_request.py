@@ -32,7 +32,7 @@ def test_what_is_given_goes_before_the_file() -> None:
 
 def test_another_model_has_its_own_arguments() -> None:
     file = read_recipe("demo")
-    assert split_settings(file)[0].model_kwargs == {"channels": [16, 32, 64, 128], "stem_width": 8}
+    assert split_settings(file)[0].model_kwargs == file["model_kwargs"] != {}
     assert split_settings(file, {"model": "resnet50d"})[0].model_kwargs == {}
     given = {"model": "resnet50d", "model_kwargs": {"stem_width": 16}}
     assert split_settings(file, given)[0].model_kwargs == {"stem_width": 16}

@@ -10,11 +10,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from rbdc.data import DataSet, hold_out
+from rbdc.arguments import check_fields
+from rbdc.data import DataSet
 from rbdc.errors import PlanError, RbdcError, TrainingError
 from rbdc.experiments.results import TUNING_SEED, Entry, row_of, summary_of, unique
 from rbdc.experiments.setting import fuse_all, make_setting
-from rbdc.experiments.statistics import STANDARD
+from rbdc.experiments.statistics import STANDARD, Clock
 from rbdc.growth import Protocol, Setting, parse_protocol
 from rbdc.jobs.engine import Watcher
 from rbdc.jobs.job import Node
@@ -22,8 +23,8 @@ from rbdc.jobs.layout import JOBS
 from rbdc.jobs.store import Store
 from rbdc.jobs.train import TrainJob
 from rbdc.metrics import find_metric
-from rbdc.runs.run import Result, Run, Where, check, execute, settle
-from rbdc.settings import Cluster, Machine, Recipe, Request, read_recipe, split_settings
+from rbdc.runs.run import Result, Run, Where, execute, settle
+from rbdc.settings import Recipe, Request
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +45,14 @@ class ComparisonSpec:
     """Share of the training images that tuning holds out, and tests on."""
     tune_budget: float | None = None
     """Budget of the trials that tune; None: the largest budget."""
+    clock: Clock = "elapsed"
+    """How the time of a trial is measured."""
 
     def __post_init__(self) -> None:
+        for name in ("protocols", "budgets", "standard_budgets", "tune", "tune_decay"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
+        check_fields(self)
         repeated = [text for text in self.protocols if self.protocols.count(text) > 1]
         if repeated or not self.protocols:
             raise PlanError(
@@ -107,7 +114,7 @@ class Comparison:
         spec, recipe = self.spec, self.setting.recipe
         if not self.tunes:
             return []
-        setting = replace(self.setting, data=hold_out(self.setting.data, spec.tune_split))
+        setting = replace(self.setting, data=self.setting.data.held_out(spec.tune_split))
         budget = spec.tune_budget or max(spec.budgets)
         return [
             self._entry(setting, protocol, budget, TUNING_SEED, rate, start)
@@ -162,7 +169,12 @@ class Comparison:
 
     def _result(self, output: Path) -> Result:
         return summary_of(
-            self.setting, self.entries, output, tuned=self.tuning, published=self.published
+            self.setting,
+            self.entries,
+            output,
+            tuned=self.tuning,
+            published=self.published,
+            clock=self.spec.clock,
         )
 
     def tuned(self, output: Path) -> "Comparison":
@@ -204,30 +216,6 @@ def run_comparison(
     result = execute(run, output, where, watch)
     assert result is not None
     return result
-
-
-def compare(
-    output: str | Path,
-    *,
-    recipe: str = "demo",
-    machine: Machine | None = None,
-    jobs: int | None = None,
-    cluster: Cluster | None = None,
-    watch: Watcher = lambda _event: None,
-    spec: ComparisonSpec | None = None,
-    **settings: Any,
-) -> Result:
-    """Compare protocols, as `rbdc compare` does, and return the result.
-
-    `compare("runs/c", spec=ComparisonSpec(protocols=("standard", "rbdc:2"), seeds=5), lr=0.005)`;
-    `settings` override the recipe's. The same call continues what was stopped.
-    """
-    chosen = split_settings(read_recipe(recipe), settings)
-    where = Where(machine=machine or Machine(), cluster=cluster or Cluster(), jobs=jobs)
-    where = settle(where)
-    comparison = prepare_comparison(*chosen, spec or ComparisonSpec(), where)
-    check(comparison.run(), Path(output), where)
-    return run_comparison(comparison, Path(output), where, watch)
 
 
 def prepare_comparison(

@@ -1,7 +1,8 @@
-"""The paper's experiments, each a file in settings/experiments whose head says what it shows.
+"""The paper's experiments and ours, each a file in settings/experiments that says what it shows.
 
 A file has two scales: `paper` is the real thing, `small` the same on data and models for two CPU
-cores. A scale is a list of cases, and a case is a comparison.
+cores. A scale is a list of cases, and a case is a comparison; one whose name an earlier case has
+adds protocols and budgets to that comparison.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import yaml
 from rbdc.data import DataSet, ImageSource
 from rbdc.errors import RecipeError, nearest
 from rbdc.experiments.compare import Comparison, ComparisonSpec, prepare_comparison
+from rbdc.experiments.statistics import Clock
 from rbdc.growth import Setting
 from rbdc.plan import IMAGENET_IMAGES
 from rbdc.runs.run import Where
@@ -38,6 +40,9 @@ class Case:
     narrow_epochs: tuple[float, ...] = ()
     """Epochs of the narrow models of one recursive step, instead of budgets."""
     standard_budgets: tuple[float, ...] = ()
+    tune: tuple[float, ...] = ()
+    tune_budget: float | None = None
+    clock: Clock = "elapsed"
     published: Mapping[str, list[float | None]] = field(default_factory=dict)
     """The paper's accuracies in percent, by protocol and budget."""
 
@@ -70,6 +75,8 @@ def read_experiment(name: str, scale: Scale) -> Experiment:
     for content in yaml.safe_load(text)[scale]:
         lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
         cases.append(Case(**{**content, **lists}))
+    if not cases:
+        raise RecipeError(f"{name} has no scale {scale!r}", "Use --scale small.")
     return Experiment(name=name, head="\n".join(head), cases=tuple(cases))
 
 
@@ -89,6 +96,9 @@ def prepare_case(
         budgets=case.budgets or (1.0,),
         standard_budgets=case.standard_budgets,
         seeds=seeds or case.seeds,
+        tune=case.tune,
+        tune_budget=case.tune_budget,
+        clock=case.clock,
     )
     comparison = prepare_comparison(request, recipe, spec, where, data)
     if case.narrow_epochs:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rbdc.disk import write_text
-from rbdc.experiments.statistics import statistics_of
+from rbdc.experiments.statistics import SECONDS, Clock, statistics_of, sum_known
 from rbdc.growth import Setting, Trial
 from rbdc.jobs.job import Node
-from rbdc.jobs.layout import JOBS, RESULT
+from rbdc.jobs.layout import FAILED, JOBS, RESULT
 from rbdc.jobs.records import read_run_result
 from rbdc.jobs.store import Store
 from rbdc.jobs.train import TrainJob
@@ -58,18 +58,21 @@ def row_of(entry: Entry, setting: Setting, store: Store) -> dict[str, Any]:
     levels: dict[int, float] = {}
     epochs: dict[str, list[float]] = {}
     passes = method = 0.0
-    seconds: float | None = 0.0  # None if any of them is unknown
+    failed = False
+    times: dict[str, float | None] = {"device_seconds": 0.0, "cpu_seconds": 0.0}
     for node in entry.trial.nodes:
         flops = node.job.flops / setting.baseline_flops
         levels[node.level] = levels.get(node.level, 0.0) + flops
-        own = (store.result(node.job) or {}).get("device_seconds")
-        seconds = None if seconds is None or own is None else seconds + own
+        own = store.result(node.job) or {}
+        failed |= not own and (store.folder(node.job) / FAILED).exists()
+        for clock, known in times.items():  # None if any of them is unknown
+            times[clock] = known + own[clock] if known is not None and clock in own else None
         if isinstance(node.job, TrainJob):
             epochs.setdefault(str(node.level), []).append(node.job.task.epochs)
             passes += node.job.task.epochs
         else:
             method += flops
-    result = store.result(entry.trial.target.job) or {}
+    result, seconds = store.result(entry.trial.target.job) or {}, times["device_seconds"]
     images = len(setting.data.train)
     metrics, metric = result.get("metrics", {}), entry.trial.target.job.metrics[0]
     score = metrics.get(metric)
@@ -81,6 +84,7 @@ def row_of(entry: Entry, setting: Setting, store: Store) -> dict[str, Any]:
         "decay_start": entry.decay_start,
         "metric": metric,
         "score": score,
+        "failed": failed,
         "best_score": result.get("best", {}).get(metric, score),
         "metrics": metrics,
         "flops": sum(levels.values()),
@@ -89,6 +93,7 @@ def row_of(entry: Entry, setting: Setting, store: Store) -> dict[str, Any]:
         "epochs": epochs,
         "data_passes": passes,
         "seconds": seconds,
+        "cpu_seconds": times["cpu_seconds"],
         "images_per_second": passes * images / seconds if seconds else None,
         "target": str(store.folder(entry.trial.target.job).relative_to(store.root.parent)),
     }
@@ -101,20 +106,19 @@ def summary_of(
     *,
     tuned: Sequence[Entry] = (),
     published: Mapping[str, float] | None = None,
+    clock: Clock = "elapsed",
 ) -> dict[str, Any]:
     """Return rows, the table and the cost to reach standard training's score; write the rows.
 
-    Rows that the folder had before and that are not asked for now stay.
+    Rows that the folder had before and that are not asked for now stay, those of tuning too.
     """
-    store, baseline = Store(output / JOBS), setting.baseline_flops
-    rows = [row_of(entry, setting, store) for entry in entries]
-    asked = {(row["protocol"], row["budget"], row["seed"]) for row in rows}
-    rows += [
-        row
-        for row in (read_run_result(output / RESULT) or {}).get("rows", [])
-        if (row["protocol"], row["budget"], row["seed"]) not in asked
-    ]
-    found = statistics_of(rows)
+    store = Store(output / JOBS)
+    before = read_run_result(output / RESULT) or {}
+    rows, tuning = (
+        _with_old([row_of(one, setting, store) for one in asked], before.get(kind, []))
+        for kind, asked in (("rows", entries), ("tuning", tuned))
+    )
+    found = statistics_of(rows, clock)
     alone, shared = flops_of(entries)
     _write_rows(output, found["rows"])
     return {
@@ -122,11 +126,24 @@ def summary_of(
         "metric": rows[0]["metric"],
         **found,
         "published": dict(published or {}),
-        "tuning": [row_of(entry, setting, store) for entry in tuned],
-        "tuning_flops": flops_of(tuned)[1] / baseline,
-        "flops_counted": alone / baseline,
-        "flops_spent": shared / baseline,
+        "clock": clock,
+        "tuning": tuning,
+        "tuning_flops": sum(row["flops"] for row in tuning),
+        "tuning_seconds": sum_known(row[SECONDS[clock]] for row in tuning),
+        "flops_counted": alone / setting.baseline_flops,
+        "flops_spent": shared / setting.baseline_flops,
     }
+
+
+def _with_old(rows: list[dict[str, Any]], old: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows, and of the old ones those of other trials."""
+
+    def trial(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        tried = (row["lr"], row["decay_start"]) if row["seed"] == TUNING_SEED else ()
+        return row["protocol"], row["budget"], row["seed"], *tried
+
+    asked = {trial(row) for row in rows}
+    return rows + [row for row in old if trial(row) not in asked]
 
 
 def _write_rows(output: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rbdc.data import DataSet, open_data
+from rbdc.data import DataSet, open_data, open_text
 from rbdc.errors import RecipeError
 from rbdc.growth import Setting
 from rbdc.jobs.engine import MOST_TOGETHER
 from rbdc.jobs.ways import WORTH_MEASURING, measure_ways
-from rbdc.models import ModelSpec, family
+from rbdc.models import ModelSpec, as_spec, family, record_of
+from rbdc.models.language import SEQUENCE, is_language
 from rbdc.plan import Growth, Stage
 from rbdc.runs.record import read_record
 from rbdc.runs.run import Where, settle
@@ -32,20 +33,19 @@ def make_setting(
     where = settle(where or Where())
     assert where.facts is not None
     recipe = choose_precision(recipe, where.facts)
-    data = data or _open(request, where.world)
     arguments = dict(request.model_kwargs)
     if request.img_size is not None:
         arguments["img_size"] = request.img_size
-    spec = fit_to_data(
-        ModelSpec(name=request.model, width=request.width, arguments=arguments), data, recipe
-    )
+    named = as_spec(request.model, request.width, **arguments)
+    data = data or _open(request, named, where.world)
+    spec = fit_to_data(named, data, recipe)
     baseline = request.baseline_epochs
     setting = Setting(
         model=spec,
         recipe=recipe,
         data=data,
         baseline_epochs=family(spec).baseline_epochs if baseline is None else baseline,
-        growth=Growth.of(request),
+        growth=Growth.of(request, spec),
         ratio=request.ratio,
         counter=request.counter,
         transition=request.transition,
@@ -58,8 +58,16 @@ def make_setting(
     return replace(setting, teacher=teacher)
 
 
-def _open(request: Request, world: World) -> DataSet:
+def _open(request: Request, model: ModelSpec, world: World) -> DataSet:
     def open_it(download: bool) -> DataSet:
+        if is_language(model.name):
+            return open_text(
+                request.data,
+                length=record_of(model)[SEQUENCE],
+                tokenizer=request.tokenizer,
+                vocab_size=model.arguments.get("vocab_size"),
+                download=download,
+            )
         return open_data(
             request.data,
             folder=request.data_dir,
@@ -114,7 +122,8 @@ def fuse_all(setting: Setting, request: Request, where: Where) -> Setting:
 
 def _can_fuse(setting: Setting, where: Where) -> bool:
     here = where.cluster.engine == "local" and where.world.size == 1 and where.node is None
-    return here and setting.batches == "shared"
+    # vmap has no rules for what transformers do with masks and caches
+    return here and setting.batches == "shared" and not is_language(setting.model.name)
 
 
 def _fused_size(setting: Setting, stage: Stage, fuse: str, where: Where) -> int:

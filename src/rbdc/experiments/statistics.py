@@ -7,7 +7,7 @@ are: FLOPs and time are the two costs of a score.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import inf, isfinite, sqrt
 from statistics import fmean, stdev
@@ -19,25 +19,32 @@ from rbdc.metrics import Metric, find_metric
 
 Row = Mapping[str, Any]
 Cost = Literal["flops", "time"]
+Clock = Literal["elapsed", "cpu"]
+"""How time is measured: on the wall, or the CPU time of the trainings' processes."""
+SECONDS: Mapping[Clock, str] = {"elapsed": "seconds", "cpu": "cpu_seconds"}
 Curve = dict[int, dict[float, tuple[float, float]]]  # (cost, score) by seed and by budget
 
 STANDARD = "standard"
 RESAMPLES = 2000
+FEWEST_SEEDS = 3  # for an interval: that of two is 12.7 times their standard error
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the mean and half the width of its 95 % t-interval; None where it is unknown."""
-    if len(values) < 2:
-        return (values[0] if values else None), None
+    """Return the mean and half the width of its 95 % t-interval; None where it is unknown.
+
+    Below three values there is no interval: the values themselves say more.
+    """
+    if len(values) < FEWEST_SEEDS:
+        return (fmean(values) if values else None), None
     from scipy.stats import t  # takes a second to import, and only results need it
 
     half = t.ppf(0.975, df=len(values) - 1) * stdev(values) / sqrt(len(values))
     return fmean(values), float(half)
 
 
-def statistics_of(rows: Sequence[Row]) -> dict[str, Any]:
+def statistics_of(rows: Sequence[Row], clock: Clock = "elapsed") -> dict[str, Any]:
     """Return the rows with times, the table's lines, and the cost to reach standard's score."""
-    timed = with_times(rows)
+    timed = with_times(rows, clock)
     reached = {
         f"{cost}_to_reach": {
             protocol: {key: plain(value) for key, value in found.items()}
@@ -48,17 +55,36 @@ def statistics_of(rows: Sequence[Row]) -> dict[str, Any]:
     return {"rows": timed, "lines": summarize(timed), **reached}
 
 
-def with_times(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def with_times(rows: Sequence[Row], clock: Clock = "elapsed") -> list[dict[str, Any]]:
     """Return the rows with `time`: 1 is the mean of standard training with the most FLOPs.
 
     It is None where the seconds of the row or of standard training are unknown.
     """
-    standard = [row for row in rows if row["protocol"] == STANDARD and row["seconds"]]
-    most = max((row["flops"] for row in standard), default=None)
-    unit, _ = mean_and_interval([row["seconds"] for row in standard if row["flops"] == most])
-    return [
-        {**row, "time": row["seconds"] / unit if unit and row["seconds"] else None} for row in rows
+    seconds = [row.get(SECONDS[clock]) for row in rows]
+    standard = [
+        (row["flops"], own)
+        for row, own in zip(rows, seconds, strict=True)
+        if row["protocol"] == STANDARD and own
     ]
+    most = max((flops for flops, _ in standard), default=None)
+    unit, _ = mean_and_interval([own for flops, own in standard if flops == most])
+    return [
+        {**row, "time": own / unit if unit and own else None}
+        for row, own in zip(rows, seconds, strict=True)
+    ]
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """Return the sum; None if a value is unknown."""
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
+
+
+def _described(name: str, values: Sequence[float]) -> dict[str, Any]:
+    """Return the mean of the values, its interval, and their range where there are several."""
+    mean, interval = mean_and_interval(values)
+    ends = [min(values), max(values)] if len(values) > 1 else None
+    return {name: mean, f"{name}_interval": interval, f"{name}_range": ends}
 
 
 def summarize(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -71,9 +97,8 @@ def summarize(rows: Sequence[Row]) -> list[dict[str, Any]]:
     for protocol, budget in dict.fromkeys((row["protocol"], row["budget"]) for row in rows):
         here = [row for row in rows if (row["protocol"], row["budget"]) == (protocol, budget)]
         done = [row for row in here if row["score"] is not None]
-        mean, interval = mean_and_interval([row["score"] for row in done])
-        gap, gap_interval = mean_and_interval(_gaps(rows, done))
-        time_gap, time_gap_interval = mean_and_interval(_time_gaps(rows, protocol, budget))
+        failed = sum(bool(row.get("failed")) for row in here if row["score"] is None)
+        scores = [row["score"] for row in done]
         lines.append(
             {
                 "protocol": protocol,
@@ -81,14 +106,13 @@ def summarize(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "flops": fmean(row["flops"] for row in here),
                 "seeds": len(done),
                 "missing": len(here) - len(done),
-                "score": mean,
-                "score_interval": interval,
+                "unfinished": len(here) - len(done) - failed,
+                "scores": scores,
+                **_described("score", scores),
                 "best_score": _mean(done, "best_score"),
-                "gap": gap,
-                "gap_interval": gap_interval,
+                **_described("gap", _gaps(rows, done)),
                 "time": _mean(done, "time"),
-                "time_gap": time_gap,
-                "time_gap_interval": time_gap_interval,
+                **_described("time_gap", _time_gaps(rows, protocol, budget)),
                 "seconds": _mean(done, "seconds"),
                 "data_passes": fmean(row["data_passes"] for row in here),
                 "epochs": here[0]["epochs"],
@@ -149,7 +173,8 @@ def cost_to_reach(rows: Sequence[Row], cost: Cost = "flops") -> dict[str, dict[s
 
     The interval is a percentile bootstrap over seeds, the same ones for both curves. It is not
     `scipy.stats.bootstrap`: that one refuses a single seed, and interpolates between percentiles,
-    which makes NaN of the infinite values.
+    which makes NaN of the infinite values. Below three seeds there is none: both ends are the
+    value itself.
     """
     curves = _curves(rows, cost)
     if STANDARD not in curves:
@@ -168,7 +193,7 @@ def cost_to_reach(rows: Sequence[Row], cost: Cost = "flops") -> dict[str, dict[s
                 found.append(crossing(mine, goal[-1][1], metric))
         if not found:
             continue
-        ordered = sorted(found[1:])
+        ordered = sorted(found[1:]) if len(seeds) >= FEWEST_SEEDS else found[:1] * 2
         low, high = ordered[int(0.025 * len(ordered))], ordered[int(0.975 * len(ordered)) - 1]
         reached[protocol] = {cost: found[0], "low": low, "high": high, "seeds": len(seeds)}
     return reached

@@ -5,20 +5,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rbdc.data import DataSet
 from rbdc.experiments.results import Entry, summary_of
 from rbdc.experiments.setting import choose_fused, make_setting
 from rbdc.experiments.speeds import SpeedsOf, levels_to_time, speeds_of
 from rbdc.growth import Setting, Trial
 from rbdc.growth.rbdc import Rbdc
 from rbdc.growth.standard import Standard
-from rbdc.jobs.engine import Watcher
 from rbdc.jobs.job import Node
 from rbdc.jobs.layout import AVERAGE, JOBS, MODEL
 from rbdc.jobs.store import Store
 from rbdc.models import copy_model, timm_builds
 from rbdc.plan import Hours, Plan, Rounding, Speeds, fewest_hours, hours_by_steps
-from rbdc.runs.run import Result, Run, Where, settle, start
-from rbdc.settings import Cluster, Machine, Recipe, Request, read_recipe, split_settings
+from rbdc.runs.run import Result, Run, Where, settle
+from rbdc.settings import Recipe, Request
 
 _PLANNING = ("total_flops", "epochs", "total_epochs", "budget_hours", "budget_time", "schedule",
              "costs", "rounding")  # fmt: skip
@@ -116,15 +116,17 @@ def prepare(
     where: Where | None = None,
     speeds_by: SpeedsOf | None = None,
     output: Path | None = None,
+    data: DataSet | None = None,
 ) -> Training:
     """Open the data, make the plan and the jobs; refuse what does not fit together.
 
     The device in `where`, by default this machine's, decides the precision. A plan in hours, or of
     `steps` auto, needs training speeds: `speeds_by` finds them, by default by measuring. A run that
-    has begun in `output` keeps what was chosen for it.
+    has begun in `output` keeps what was chosen for it. `data` is what `request.data` names, if it
+    is open already.
     """
     where = settle(where or Where())
-    setting = make_setting(request, recipe, where)
+    setting = make_setting(request, recipe, where, data)
     speeds: Speeds | None = None
     by_steps: tuple[Hours, ...] = ()
     steps = request.steps
@@ -179,30 +181,3 @@ def _protocol(
     planning = {name: getattr(request, name) for name in _PLANNING}
     planning |= {"speeds": speeds, "batch_size": setting.recipe.batch_size, "rounding": rounding}
     return Rbdc(steps=steps, planning=planning)
-
-
-def train(
-    output: str | Path,
-    *,
-    recipe: str = "demo",
-    machine: Machine | None = None,
-    jobs: int | None = None,
-    cluster: Cluster | None = None,
-    speeds: Path | None = None,
-    watch: Watcher = lambda _event: None,
-    **settings: Any,
-) -> Result:
-    """Train a wide model by RBDC, as `rbdc train` does, and return the result.
-
-    `recipe` is a shipped one or a YAML file; `settings` override it, by the names of Request and
-    Recipe: `train("runs/x", recipe="deit", model="deit_base_patch16_224", data="/data/imagenet",
-    steps=2, budget=0.7, lr=5e-4)`. `speeds` is a table of training speeds for a budget in hours; by
-    default they are measured. The same call continues a run that was stopped.
-    """
-    where = Where(machine=machine or Machine(), cluster=cluster or Cluster(), jobs=jobs)
-    where = settle(where)
-    found = speeds_of(where.machine, output=Path(output), table=speeds)
-    training = prepare(*split_settings(read_recipe(recipe), settings), where, found, Path(output))
-    result = start(training.run(), output, where, watch)
-    assert result is not None
-    return result

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from rbdc.coupling import Axes
 from rbdc.data.randomness import generator
-from rbdc.growth.replicate import Replication
-from rbdc.growth.units import Units
+from rbdc.growth.replicate import Replication, halves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,19 +22,13 @@ class HyperCloning(Replication):
     name: ClassVar[str] = "hypercloning"
     summary: ClassVar[str] = "one narrow model; the wide one has each of its units twice"
 
-    def maps(self, units: Units, seed: int) -> dict[str, Tensor]:  # noqa: ARG002
-        """Return all units of each group, twice."""
-        return {name: torch.arange(group.units).repeat(2) for name, group in units.groups.items()}
-
-    @torch.no_grad()
-    def perturb(self, model: nn.Module, units: Units, seed: int) -> None:
+    def perturb(self, name: str, weight: Tensor, axes: Axes, seed: int) -> None:
         """Add noise to the first half of a layer's columns and subtract it from the second."""
-        for name, weight in model.state_dict().items():
-            column = units.layout[name].input_axis
-            if column is None or units.axes[name][column] is None:
-                continue  # not a layer's weight, or its input is the image, which is not doubled
-            first, second = weight.chunk(2, dim=column)
-            draws = generator(seed, "noise", name)
-            noise = self.noise * weight.std() * torch.randn(first.shape, generator=draws)
+        column = axes.input_axis
+        if column is None or column not in axes.scaled:
+            return  # its input is the image, which is not doubled
+        draws, scale = generator(seed, "noise", name), self.noise * weight.std()
+        for first, second in halves(weight, axes, column):
+            noise = scale * torch.randn(first.shape, generator=draws)
             first += noise
             second -= noise

@@ -7,11 +7,11 @@ models are among them: every protocol pays for its parents.
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
-from rbdc.data import DataSet, ImageFormat, derive_seed
+from rbdc.data import DataSet, derive_seed
 from rbdc.errors import PlanError
 from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.job import Job, Node
@@ -20,7 +20,7 @@ from rbdc.jobs.train import TrainJob
 from rbdc.models import ModelSpec, check_steps
 from rbdc.plan import CounterName, Growth, Plan, forward_flops, training_flops
 from rbdc.settings import Duration, Extent, Length, Recipe, Request, plain
-from rbdc.training import Task, image_format, images_for
+from rbdc.training import Task, images_for, input_format
 from rbdc.training.teacher import Teacher
 
 TransitionName = Literal["restart", "carry"]
@@ -57,9 +57,9 @@ class Setting:
     allow_inexact: bool = Request.allow_inexact
 
     @cached_property
-    def image(self) -> ImageFormat:
-        """The images that the target takes."""
-        return image_format(self.model, self.recipe, self.data)
+    def image(self) -> Any:
+        """The images, or the text, that the target takes."""
+        return input_format(self.model, self.recipe, self.data)
 
     @property
     def narrow(self) -> ModelSpec:
@@ -104,11 +104,14 @@ class Setting:
         """
         level, index = (0, 0) if name == "target" else map(int, name.split("."))
         recipe = options.pop("recipe", self.recipe)
+        image = images_for(model, self.image) if model else self.image
+        if recipe.test_size and image != self.image:  # that of the target
+            recipe = replace(recipe, test_size=None)
         own_seed = derive_seed(seed, "node", level, index)
         task = Task(
             model=model or self.model,
             recipe=recipe,
-            image=images_for(model, self.image) if model else self.image,
+            image=image,
             epochs=epochs,
             seed=own_seed,
             data_seed=derive_seed(seed, "node", level, 0 if self.batches == "shared" else index),
@@ -142,7 +145,7 @@ class Setting:
         content = {
             "model": self.model.to_json(),
             "recipe": self.recipe.to_json(),
-            "data_set": {k: v for k, v in data.items() if k not in ("name", "skipped")},
+            "data_set": {k: v for k, v in data.items() if k not in ("name", "skipped", "compared")},
             "baseline_epochs": self.baseline_epochs,
             "baseline_flops": self.baseline_flops,
             "teacher": self.teacher.sha256 if self.teacher else None,

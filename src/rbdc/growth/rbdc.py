@@ -13,11 +13,14 @@ start as the identity are inserted, then the model is resampled for larger image
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import pairwise
 from typing import Any, ClassVar, get_args
 
+import torch
 from torch import nn
 
-from rbdc.coupling import OffDiagonal, couple_moments, layout_of
+from rbdc.coupling import OffDiagonal, couple_moments
 from rbdc.data import derive_seed
 from rbdc.errors import RecipeError
 from rbdc.growth.protocol import BatchesName, Protocol, Setting, TransitionName, Trial
@@ -25,7 +28,7 @@ from rbdc.jobs.grow import GrowJob
 from rbdc.jobs.job import Node
 from rbdc.jobs.method import Grown, GrowthContext, Method, Parent, SavedForGrowth, State
 from rbdc.jobs.train import TrainJob
-from rbdc.models import ModelSpec, NewBlocks, extend, spec_of
+from rbdc.models import ModelSpec, NewBlocks, build, extend, halves_layout, spec_of
 from rbdc.models.coupled import couple_verified
 from rbdc.plan import Growth, Plan, make_plan
 from rbdc.settings import Axis, Extent
@@ -111,7 +114,7 @@ class Coupling(Transition):
         if self.carries:
             left, right = (parent.saved_for_growth for parent in parents)
             assert left and right, "parents of a carrying coupling save their optimizer state"
-            moments = couple_moments(left[0], right[0], layout_of(first, model)), left[1]
+            moments = couple_moments(left[0], right[0], halves_layout(coupled)), left[1]
         return self.extended(model, moments, wide, context.seed, record)
 
 
@@ -125,6 +128,13 @@ class Extension(Transition):
         """Insert blocks and resample for the image size; prove that new blocks change nothing."""
         (parent,) = parents
         return self.extended(parent.model, parent.saved_for_growth, wide, context.seed, {})
+
+
+@cache
+def _check_extension(before: ModelSpec, after: ModelSpec, blocks: NewBlocks) -> None:
+    """Refuse growth in depth or in resolution that would fail, by growing an untrained model."""
+    with torch.random.fork_rng(devices=[]):
+        extend(build(before), after, seed=0, blocks=blocks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,9 +189,14 @@ class Rbdc(Protocol):
 
     def check(self, setting: Setting) -> None:
         """Refuse a model that cannot be grown so often, or a teacher that low resolutions break."""
-        for model in self.growth(setting).levels(setting.model, self.steps):
-            if setting.teacher:
-                check_images(setting.teacher.model, images_for(model, setting.image))
+        levels = self.growth(setting).levels(setting.model, self.steps)
+        for model in levels if setting.teacher else ():
+            assert setting.teacher
+            check_images(setting.teacher.model, images_for(model, setting.image))
+        for wide, narrow in pairwise(levels):
+            after = wide.scaled(narrow.width / wide.width)
+            if after != narrow:
+                _check_extension(narrow, after, self.new_blocks)
 
     def plan(self, setting: Setting, budget: float | None, **options: Any) -> Plan:
         """Return the stages of the tree; a `budget` of None is said otherwise in `planning`."""

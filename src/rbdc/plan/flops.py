@@ -19,8 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from rbdc.coupling import evaluating
+from rbdc.coupling.layout import tokens_for
 from rbdc.errors import PlanError, nearest
 from rbdc.models import ModelSpec, as_spec, build_empty, build_meta
+from rbdc.models.language import is_language
 from rbdc.settings import Request
 
 FLOPS_PER_MAC = 2
@@ -61,6 +63,10 @@ def count_flops(
     if isinstance(model, nn.Module):
         return _count(model, image_size, counter)
     spec = as_spec(model)
+    if is_language(spec.name):
+        counter = (
+            "torch"  # fvcore has no forward pass of keyword arguments; this one counts as much
+        )
     if image_size is not None:
         spec = replace(spec, arguments={**spec.arguments, "img_size": image_size})
     return _count_spec(spec, counter)
@@ -68,6 +74,11 @@ def count_flops(
 
 @cache
 def _count_spec(spec: ModelSpec, counter: CounterName) -> FlopCount:
+    if is_language(spec.name):
+        try:
+            return _count(build_meta(spec), None, counter)
+        except Exception:  # it needs values, or a mask of another form: any error
+            return _count(build_empty(spec), None, counter)
     build = build_meta if counter == "torch" else build_empty  # fvcore cannot trace on meta
     return _count(build(spec), None, counter)
 
@@ -81,6 +92,8 @@ def _count(
             f"this {type(network).__name__} is not a timm model: its input size is unknown",
             "Build it with rbdc.build or timm.create_model.",
         )
+    if "vocab_size" in record:
+        return _count_tokens(network, record)
     channels, height, width = record["input_size"]
     if image_size is not None:
         height, width = image_size if isinstance(image_size, tuple) else (image_size, image_size)
@@ -94,6 +107,18 @@ def _count(
                 "Build the model for this size (img_size), or choose another.",
             ) from error
     return FlopCount(forward_flops=FLOPS_PER_MAC * macs, counter=counter, uncounted=dict(uncounted))
+
+
+def _count_tokens(network: nn.Module, record: Mapping[str, Any]) -> FlopCount:
+    """Count one sequence of tokens. On the meta device, a mask must be given: none can be made."""
+    length, device = record["sequence_length"], next(network.parameters()).device
+    given = tokens_for(record, length)
+    tokens = given.pop("input_ids").to(device)
+    if device.type == "meta":
+        given["attention_mask"] = torch.ones(1, 1, length, length, device=device, dtype=torch.bool)
+    with torch.no_grad(), evaluating(network):
+        macs, uncounted = _torch(network, tokens, **given)
+    return FlopCount(forward_flops=FLOPS_PER_MAC * macs, counter="torch", uncounted=uncounted)
 
 
 Counted = tuple[int, Mapping[str, int]]  # MACs, and calls of operations not counted
@@ -117,9 +142,9 @@ def _attention_macs(inputs: list[Any], _outputs: list[Any]) -> Counter[str]:
     return Counter(attention=scores * (query[-1] + value[-1]))
 
 
-def _torch(model: nn.Module, image: Tensor) -> Counted:
+def _torch(model: nn.Module, image: Tensor, **options: Any) -> Counted:
     with FlopCounterMode(display=False) as flops, _Calls() as calls:
-        model(image)
+        model(image, **options)
     return flops.get_total_flops() // FLOPS_PER_MAC, calls.uncounted
 
 

@@ -8,10 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, isclose
-from typing import Any
+from typing import Any, cast
 
 from rbdc.errors import PlanError, WidthError
-from rbdc.models import ModelSpec, check_steps, depths, image_side, patch_side
+from rbdc.models import (
+    ModelSpec,
+    check_steps,
+    depths,
+    family,
+    image_side,
+    patch_side,
+    size_argument,
+    sized,
+)
+from rbdc.models.language import SEQUENCE
 from rbdc.settings import Axis, Request, StageSettings
 
 PARENTS = 2  # of a coupled model
@@ -22,17 +32,28 @@ FINEST = 8  # levels of resolution differ by a power of two of at most 1/8 of th
 class Growth:
     """What grows from stage to stage."""
 
-    axes: tuple[Axis, ...] = Request.grow
+    axes: tuple[Axis, ...] = ("width",)
     narrow_size: float = Request.narrow_size
-    """Image side of a level over that of the next one, where resolution grows."""
+    """Image side, or tokens per sequence, of a level over the next one's, where it grows."""
     stages: tuple[StageSettings, ...] = ()
     """Every stage in full, leaves first; empty: they follow from the axes."""
 
     @classmethod
-    def of(cls, request: Request) -> "Growth":
-        """Return the growth that a request asks for."""
+    def of(cls, request: Request, spec: ModelSpec) -> "Growth":
+        """Return the growth that a request asks for, of this target."""
         stages = tuple(StageSettings(**stage) for stage in request.stages)
-        return cls(axes=request.grow, narrow_size=request.narrow_size, stages=stages)
+        asked = family(spec).grow if request.grow == ("auto",) else request.grow
+        growth = cls(
+            axes=cast(tuple[Axis, ...], asked), narrow_size=request.narrow_size, stages=stages
+        )
+        if request.grow != ("auto",):
+            return growth
+        able = (axis for axis in growth.axes if axis == "width" or growth._shrinks(spec, axis))
+        return replace(growth, axes=tuple(able))
+
+    def _shrinks(self, spec: ModelSpec, axis: Axis) -> bool:
+        """Return whether the model is smaller along an axis one level down."""
+        return replace(self, axes=(axis,))._level(spec, 1) != spec
 
     @property
     def shares(self) -> list[float] | None:
@@ -55,7 +76,7 @@ class Growth:
             if found[0] != spec:
                 raise PlanError(
                     f"the last stage is {describe(found[0])}, and the target {describe(spec)}",
-                    "Leave width, depth and img_size out of the last stage.",
+                    "Leave width, depth and input size out of the last stage.",
                 )
         else:
             if "width" in self.axes:
@@ -91,7 +112,7 @@ class Growth:
         if "resolution" in self.axes:
             side = image_side(spec) * self.narrow_size**level
             grain = patch_side(spec) or 1 << max(0, (image_side(spec) // FINEST).bit_length() - 1)
-            model = _with(model, {"img_size": max(1, round(side / grain)) * grain})
+            model = sized(model, max(1, round(side / grain)) * grain)
         return model
 
     def _check_axes(self, spec: ModelSpec, found: Sequence[ModelSpec]) -> None:
@@ -105,7 +126,7 @@ class Growth:
             )
         if "resolution" in self.axes and image_side(found[-1]) == image_side(spec):
             raise PlanError(
-                f"{spec} takes images of {image_side(spec)} px, and its leaves would, too",
+                f"{spec} takes inputs of {size_of(spec)}, and its leaves would, too",
                 f"Give a smaller --narrow-size than {self.narrow_size:g}, or leave resolution out "
                 "of --grow.",
             )
@@ -131,7 +152,13 @@ def changes(before: ModelSpec, after: ModelSpec) -> tuple[Axis, ...]:
 def describe(spec: ModelSpec) -> str:
     """Return a model's width, depth and resolution for people."""
     blocks = depth_of(spec)
-    return f"width {spec.width:g}, {blocks and f'{blocks} blocks, '}{image_side(spec)} px"
+    return f"width {spec.width:g}, {blocks and f'{blocks} blocks, '}{size_of(spec)}"
+
+
+def size_of(spec: ModelSpec) -> str:
+    """Return the size of a model's inputs for people."""
+    unit = "px" if size_argument(spec) == "img_size" else "tokens"
+    return f"{image_side(spec)} {unit}"
 
 
 def depth_of(spec: ModelSpec) -> str:
@@ -183,9 +210,14 @@ def _stage_model(spec: ModelSpec, stage: StageSettings) -> ModelSpec:
             )
         if given != known:
             model = _with(model, {name: given})
-    if stage.img_size is not None and stage.img_size != image_side(spec):
-        model = _with(model, {"img_size": stage.img_size})
-    return model
+    sizes = {"img_size": stage.img_size, SEQUENCE: stage.sequence_length}
+    size = sizes.pop(size_argument(spec))
+    if any(sizes.values()):
+        raise PlanError(
+            f"a stage has {next(iter(sizes))}, which {spec} does not take",
+            f"Give {size_argument(spec)} instead.",
+        )
+    return model if size in (None, image_side(spec)) else sized(model, size)
 
 
 def _check_growth(before: ModelSpec, after: ModelSpec) -> None:

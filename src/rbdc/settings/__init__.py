@@ -10,4 +10,13 @@ from rbdc.settings.duration import Duration, Extent, Length, parse_duration, pla
 from rbdc.settings.files import read_recipe, shipped_recipes
 from rbdc.settings.machine import Machine
 from rbdc.settings.recipe import Augmentation, Optimization, Recipe
-from rbdc.settings.request import GROWTH, PLAN, SPEND, Axis, Request, StageSettings, split_settings
+from rbdc.settings.request import (
+    GROWTH,
+    PLAN,
+    SPEND,
+    Axis,
+    Request,
+    StageSettings,
+    names_baseline,
+    split_settings,
+)

@@ -5,7 +5,7 @@ None is automatic: `rbdc.training.choices` chooses by the device.
 
 from typing import Literal
 
-from rbdc.settings.schema import Amount, Count, Settings, Whole, settings
+from rbdc.settings.schema import Amount, Count, Settings, Several, Whole, settings
 
 
 @settings
@@ -31,6 +31,9 @@ class Machine(Settings):
     compile: bool | None = None
     """compile the model with torch.compile; by default on CUDA, for trainings long enough to pay
     for it"""
+    recompute: bool = False
+    """recompute activations in the backward pass instead of keeping them (activation
+    checkpointing): less memory for about a third more time, and the same bits"""
     checkpoint_minutes: Amount = 10.0
     """largest time between checkpoints, in minutes"""
     checkpoint_epochs: Count = 1
@@ -41,3 +44,5 @@ class Machine(Settings):
     """number of checkpoints to keep per model in training"""
     tensorboard: bool = True
     """write TensorBoard event files"""
+    log: Several[Literal["tensorboard", "wandb", "trackio", "mlflow"]] = ("tensorboard",)
+    """trackers to log to, such as wandb,mlflow: one run per model, grouped by the run's folder"""

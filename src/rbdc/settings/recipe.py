@@ -61,6 +61,10 @@ class Augmentation(Settings):
     """repeated augmentation: copies of each image in a batch; 0 and 1 turn it off"""
     crop_pct: PositiveShare | None = None
     """share of the image's side that the evaluation crop keeps; by default the model's own"""
+    test_size: Count | None = None
+    """side of the target's test images in pixels; by default that of its training images. Objects
+    look larger in random crops than in test images, so somewhat larger ones can score higher
+    (FixRes)"""
     mean: Several[float] | None = None
     """pixel mean per channel, for pixels from 0 to 1; by default the model's own"""
     std: Several[Positive] | None = None

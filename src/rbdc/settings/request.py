@@ -33,6 +33,8 @@ class StageSettings(Settings):
     target's"""
     img_size: Count | None = None
     """side of its images in pixels; by default the target's"""
+    sequence_length: Count | None = None
+    """tokens per sequence, for language models; by default the target's"""
     share: PositiveShare | None = None
     """share of the plan's FLOPs; by default epochs follow from the ratio. Give all or none."""
 
@@ -51,7 +53,10 @@ class Request(Settings):
     """image side in pixels; by default the model's own, or the data's if it is in memory and not
     resized (scale null)"""
     data: str = "embedded"
-    """folder, hf:NAME, cifar10, cifar100, fashion-mnist or embedded"""
+    """folder, hf:NAME, cifar10, cifar100, fashion-mnist or embedded; for language models text files
+    or token files"""
+    tokenizer: str | None = None
+    """language models: characters, bpe:N or the path of a tokenizer.json; by default characters"""
     data_dir: str = "~/.cache/rbdc"
     """folder that named data sets are stored in"""
     data_download: bool = False
@@ -62,10 +67,10 @@ class Request(Settings):
     """leave out images that cannot be decoded, instead of refusing the data"""
     steps: int | Literal["auto"] = 1
     """recursive halvings; 0: standard training, auto: the fewest hours"""
-    grow: Several[Axis] = ("width",)
-    """what grows from stage to stage: width, depth, resolution"""
+    grow: Several[Literal["width", "depth", "resolution", "auto"]] = ("width",)
+    """what grows: width, depth, resolution; auto: the family's"""
     narrow_size: PositiveShare = 0.8
-    """image side of a stage divided by that of the next one, where resolution grows"""
+    """image side (or tokens) of a stage divided by the next one's, where it grows"""
     stages: Records = ()
     """every stage in full, the first one first, instead of steps and grow: [{width: 0.5, depth: 6,
     img_size: 160, share: 0.3}, {share: 0.7}]"""
@@ -121,10 +126,11 @@ class Request(Settings):
 
     def __post_init__(self) -> None:
         """Refuse repeated names, and a seed that torch cannot take."""
-        if not self.grow or len({*self.grow}) < len(self.grow):
+        alone = "auto" not in self.grow or len(self.grow) == 1
+        if not self.grow or len({*self.grow}) < len(self.grow) or not alone:
             raise RecipeError(
                 f"grow is {', '.join(self.grow) or 'empty'}",
-                "Name one or more of width, depth and resolution, each once.",
+                "Name one or more of width, depth and resolution, each once; or auto.",
             )
         if not 0 <= self.seed < 2**63:
             raise RecipeError(f"seed is {self.seed}", "Use a whole number from 0 to 2**63 - 1.")
@@ -132,11 +138,17 @@ class Request(Settings):
 
 SPEND = ("budget", "total_flops", "epochs", "total_epochs", "budget_hours", "budget_time")
 """The ways to say how much to spend; a run takes exactly one."""
+_RELATIVE = ("budget", "budget_time", "baseline_epochs", "with_baseline")
 GROWTH = ("grow", "narrow_size", "stages")
 """The settings that say what grows from stage to stage."""
 PLAN = ("steps", "ratio", *SPEND, "baseline_epochs", "schedule", "costs", "counter", "rounding",
         "batches")  # fmt: skip
 """The other settings that a plan is made from."""
+
+
+def names_baseline(request: Mapping[str, Any]) -> bool:
+    """Return whether a request (as JSON) names standard training: to be relative to, or to run."""
+    return any(request.get(name) not in (None, False) for name in _RELATIVE)
 
 
 def split_settings(

@@ -7,7 +7,16 @@ told, what `--help` prints and what the reference lists all come from the class'
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
-from typing import Annotated, Any, TypeAlias, TypeVar, cast, dataclass_transform, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    TypeAlias,
+    TypeVar,
+    cast,
+    dataclass_transform,
+    get_origin,
+)
 
 import pydantic.dataclasses
 import yaml
@@ -89,10 +98,15 @@ _KINDS = {
 class Settings:
     """What all settings classes have."""
 
+    ADDED: ClassVar[Mapping[str, Any]] = {}
+    """Settings that were added after run format 5, with the value that means what was done before.
+    At that value they are left out, so that runs and checkpoints of before are gone on with."""
+
     def to_json(self) -> dict[str, Any]:
         """Return the settings as a recipe file would hold them; job keys are hashes of this."""
         names = (field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
-        return {name: plain(getattr(self, name)) for name in names}
+        values = {name: plain(getattr(self, name)) for name in names}
+        return {k: v for k, v in values.items() if k not in self.ADDED or v != self.ADDED[k]}
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
