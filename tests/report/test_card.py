@@ -267,6 +267,30 @@ def test_a_model_that_timm_cannot_build(folder: Path, tmp_path: Path) -> None:
     assert ModelCard(text).data.to_dict()["library_name"] == "rbdc"
 
 
+def test_the_cards_command_repeats_the_run(
+    folder: Path, finished: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (command,) = re.findall(r"```sh\n(.*?)```", (exported / "README.md").read_text(), re.S)
+    program, *words = command.replace("PATH", str(folder)).split()
+    assert program == "rbdc"
+    shutil.copy(exported / "recipe.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "--jobs", "1", "--threads", "1", "--workers", "0"]) == 0
+    again, first = (run / "model/model.safetensors" for run in (tmp_path / words[-1], finished))
+    assert again.read_bytes() == first.read_bytes()
+
+
+def test_a_card_without_a_baseline_compares_with_none(
+    copied: Path, finished: Path, tmp_path: Path
+) -> None:
+    request = json.loads((finished / "run.json").read_text())["request"]
+    change(copied / "run.json", request={**request, "with_baseline": False})
+    output = export_run(copied, tmp_path / "out")
+    text = (output / "README.md").read_text()
+    assert "of standard training for" not in text and "relative FLOPs" not in text
+    assert "relative FLOPs" in (export_run(finished, tmp_path / "x") / "README.md").read_text()
+
+
 def test_the_settings_repeat_the_run(folder: Path, finished: Path, exported: Path) -> None:
     """The same jobs, by their keys: the hash of all that decides a result."""
     given = {"data": str(folder), "in_memory": True}

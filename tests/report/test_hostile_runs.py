@@ -12,11 +12,13 @@ import matplotlib
 import pytest
 
 from rbdc.cli import main
+from rbdc.commands import look as look_commands
 from rbdc.disk import write_json
 from rbdc.errors import RbdcError
 from rbdc.report.card import export_run
-from rbdc.report.page import read_state
+from rbdc.report.page import add_sheets, read_state
 from tests.hostile import hostile_folders, refusal, watched
+from tests.hostile_text import EPS
 from tests.support import change
 
 matplotlib.get_configdir(), matplotlib.get_cachedir()  # made once, before anything is watched
@@ -187,3 +189,21 @@ def test_escape_codes_are_shown_as_text(copied: Path, capsys: Any) -> None:
     assert shown in said and not set(evil) & set(said) - set(shown)
     assert main(["status", str(copied / evil)]) == 2
     assert shown in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["program", "pipe"])
+def test_a_sheet_of_predictions_is_a_picture_and_no_program(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "sheet.png"
+    path.write_bytes(EPS) if kind == "program" else os.mkfifo(path)
+    nodes = {"a": {"state": "done", "folder": ""}}
+    run: dict[str, Any] = {"transfer": True, "folder": str(tmp_path), "nodes": nodes, "missing": []}
+    with watched(tmp_path / "output") as seen:
+        add_sheets(run, 10**6)
+    assert not seen and "sheet.png: it cannot be read" in run["missing"][0]
+
+
+def test_a_table_of_many_jobs_is_short(copied: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(look_commands, "MOST_ROWS", 2)
+    assert main(["status", str(copied)]) == 0
+    jobs = len(json.loads((copied / "run.json").read_text())["nodes"])
+    assert f"and {jobs - 2} done" in capsys.readouterr().out

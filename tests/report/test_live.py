@@ -124,6 +124,16 @@ def test_who_waits_for_images_is_told_what_to_do_once(prepared: Training) -> Non
     )
 
 
+@pytest.mark.parametrize("epochs", [3.075, 0.005])
+def test_no_epoch_is_beyond_the_whole(epochs: float, prepared: Training) -> None:
+    output, key = StringIO(), prepared.tree.nodes[0].job.key
+    last = replace(progress(20, SCORES), epochs=epochs, epoch=int(epochs))
+    with LiveRun(prepared.nodes, Console(file=output, width=140)) as live:
+        live(Event(kind="started", key=key))
+        live(Event(kind="progress", key=key, progress=last))
+    assert f"epoch {epochs}/{epochs} " in output.getvalue()
+
+
 def test_durations() -> None:
     assert [readable_duration(s) for s in (5, 65, 3600, 90061)] == [
         "0:05",

@@ -14,7 +14,7 @@ from rich.console import Console
 from rbdc.experiments.statistics import statistics_of
 from rbdc.metrics import METRICS
 from rbdc.report.card import export_run
-from rbdc.report.compare import comparison_table, save_comparison_plots
+from rbdc.report.compare import comparison_table, notes, save_comparison_plots
 from rbdc.report.figures import draw_curves
 from rbdc.report.read import read_run
 from rbdc.report.run import result_lines, run_status, status_table
@@ -58,6 +58,33 @@ def test_the_table(summary: dict[str, Any]) -> None:
     assert f"{reached} and 0.75 of the time" in text
     assert "slow does not reach standard training's best perplexity" in text
     assert "at once is better than standard training's best perplexity already at its" in text
+
+
+def test_what_is_not_finished_is_not_judged() -> None:
+    rows = perplexity_rows()
+    last = max(row["budget"] for row in rows if row["protocol"] == "slow")
+    one = next(r for r in rows if (r["protocol"], r["budget"]) == ("slow", last))
+    one["score"] = None
+    lines = notes(summary_of(rows))
+    goal = "standard training's best perplexity"
+    assert f"slow has not reached {goal} yet (1 trial unfinished)" in lines
+    assert any(line.startswith("fast reaches") for line in lines)
+    one["failed"] = True  # it will not come
+    assert any(line.startswith("slow does not reach") for line in notes(summary_of(rows)))
+    next(r for r in rows if r["protocol"] == "standard")["score"] = None
+    assert not any(line.startswith("fast reaches") for line in notes(summary_of(rows)))
+
+
+def test_two_seeds_are_shown_as_points_with_their_range(figures: list[Any], tmp_path: Path) -> None:
+    two = summary_of([row for row in perplexity_rows() if row["seed"] < 2])
+    console = Console(width=140, file=StringIO(), record=True)
+    console.print(comparison_table(two))
+    text = console.export_text()
+    assert "±" not in text and "(15.00 to 16.00)" in text and "95 %" not in text
+    save_comparison_plots(two, tmp_path, ends=("png",))
+    curves = figures[0].axes[0]
+    dots = [line for line in curves.lines if line.get_marker() == "."]
+    assert sum(len(line.get_ydata()) for line in dots) == len(two["rows"])
 
 
 @pytest.fixture

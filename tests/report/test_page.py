@@ -79,6 +79,41 @@ def test_curves_are_switched(browser: Browser, trained: Path, tmp_path: Path) ->
     assert seen.problems == []
 
 
+def axis_range(seen: Visit, chart: str) -> list[float]:
+    script = f"document.querySelector('[data-chart={chart}]')._fullLayout.yaxis.range"
+    return list(seen.page.evaluate(script))
+
+
+def test_curves_are_against_flops_within_what_a_metric_can_be(
+    browser: Browser, trained: Path, tmp_path: Path
+) -> None:
+    seen = visit(browser, [trained], tmp_path)
+    assert seen.page.input_value("#curves [data-choice=against]") == "flops"
+    low, high = axis_range(seen, "curves")
+    best = max(y for trace in seen.points("curves") for y in trace["y"])
+    assert 0 <= low < best <= high <= 100 and high < best + 20  # and not all that it can be
+    assert "blocks" in seen.text("#tree") and "[object" not in seen.text("#tree")
+    chart = seen.page.locator("[data-chart=curves]")
+    chart.hover()
+    bar, legend = (chart.locator(name).bounding_box() for name in (".modebar", ".legend"))
+    assert bar and legend and legend["x"] + legend["width"] <= bar["x"]
+
+
+def test_several_runs_are_laid_over_each_other(
+    browser: Browser, trained: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(trained, tmp_path / "other"))
+    seen = visit(browser, [trained, other], tmp_path)
+    names = ["trained", "trained, standard", "other", "other, standard"]
+    assert [trace["name"] for trace in seen.points("overlay")] == names
+    target = next(n for n in read_run(other)["nodes"].values() if n["name"] == "target")
+    assert seen.points("overlay")[2]["x"][-1] == target["history"]["flops"][-1]
+    seen.page.select_option("#runs [data-choice=cost]", "time")
+    minutes = (target["seconds_before"] + target["history"]["seconds"][-1]) / 60
+    assert seen.points("overlay")[2]["x"][-1] == pytest.approx(minutes)
+    assert seen.problems == []
+
+
 def test_blocks_of_the_weights(browser: Browser, trained: Path, tmp_path: Path) -> None:
     seen = visit(browser, [trained], tmp_path)
     grown = {trace["name"]: trace["y"] for trace in seen.points("grown")}
@@ -104,7 +139,8 @@ def test_a_comparison_is_shown(browser: Browser, comparison: Path, tmp_path: Pat
     assert "to reach standard" in text and "tuned on held-out" not in text.lower()
     assert seen.points("trade")
     seen.page.select_option("#compare [data-choice=against]", "time")
-    drawn = {trace["name"]: trace["x"] for trace in seen.points("trade")}
+    traces = [t for t in seen.points("trade") if not t["name"].endswith(", seeds")]
+    drawn = {trace["name"]: trace["x"] for trace in traces}
     for protocol, times in drawn.items():
         own = [line["time"] for line in summary["lines"] if line["protocol"] == protocol]
         assert sorted(times) == pytest.approx(sorted(own))

@@ -12,6 +12,7 @@ from rbdc.models import ModelSpec
 from rbdc.plan import Hours, LevelSpeed, Speeds
 from rbdc.report.plan import plan_table, save_plan_plot, steps_table
 from rbdc.report.units import readable_flops
+from rbdc.settings import names_baseline
 
 SMALL = ModelSpec(
     name="deit_tiny_patch16_224",
@@ -33,6 +34,14 @@ def test_the_table_says_what_runs_and_what_it_costs() -> None:
     assert f"{passes}; {plan.decoded_passes:g} decoded: siblings share a pass" in text
     assert "counter fvcore+sdpa; not counted: add, gelu" in text
     assert "warning" not in text
+
+
+def test_a_plan_without_a_baseline_is_compared_with_none() -> None:
+    hours = hours_of()
+    text = text_of(plan_table(hours.plan, hours, relative=False))
+    assert "standard" not in text and "normalized" not in text and "1 hours on one device" in text
+    assert names_baseline({"epochs": 4.0}) is False
+    assert names_baseline({"with_baseline": True}) and names_baseline({"budget": 0.5})
 
 
 def text_of(renderable: RenderableType) -> str:

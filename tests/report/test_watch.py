@@ -19,7 +19,7 @@ from rbdc.cli import main
 from rbdc.disk import read_json
 from rbdc.errors import RunError
 from rbdc.jobs.layout import PROGRESS, RESULT
-from rbdc.report.run import run_status
+from rbdc.report.run import run_status, status_table
 from rbdc.report.watch import fitted_table, watch_run
 from tests.report.conftest import small_run
 from tests.support import QUICK, change, forked, started
@@ -282,19 +282,42 @@ def fitted_text(status: dict[str, Any], height: int) -> str:
     return console.export_text()
 
 
+def test_what_runs_comes_first_then_results_then_a_count(copied: Path) -> None:
+    Undone(copied)
+    hold(copied)
+    status = run_status(copied)
+    by_name = {node["name"]: node for node in status["nodes"]}
+    by_name["target"]["state"] = "running"
+    by_name["standard"] |= {"state": "waiting", "seconds": None, "flops": 0.0}
+    console = Console(width=80, file=StringIO(), record=True)
+    console.print(status_table(status))
+    text = console.export_text()
+    marks = [line.split()[0] for line in text.splitlines() if line.strip()[:1] in [*"▶✓·✗‖"]]
+    assert marks == ["▶"] + ["✓"] * 9 and "and 1 waiting" in text
+    assert "about" in text and "left" in text and max(map(len, text.splitlines())) <= 80
+    header = next(line for line in text.splitlines() if "state" in line)
+    assert header.split() == ["model", "state", "epochs", "top-1", "FLOPs", "time"]  # none is cut
+    by_name["target"]["name"] = "x"  # and columns do not move with what is shown
+    by_name["1.0"]["state"] = "waiting"
+    console.print(status_table(status))
+    assert header in console.export_text()
+
+
 def test_a_low_window_keeps_what_goes_on_and_what_failed() -> None:
     nodes = [
         {"name": f"n{i}", "level": 0, "width": 1.0, "state": "done", "epochs": 1,
-         "metrics": {"top1": 0.5}, "flops": 1.0, "kind": "train"}
+         "metrics": {"top1": 0.5}, "flops": 1.0, "planned_flops": 1.0, "kind": "train"}
         for i in range(100)
     ]  # fmt: skip
     nodes[40] |= {"state": "running"}
     nodes[70] |= {"state": "failed", "error": "the loss is nan"}
     nodes[90] |= {"state": "waiting"}
     status = {"nodes": nodes, "spent_flops": 1.0, "planned_flops": 2.0, "running": {"pid": 1}}
+    status["result"] = None
     for height in (12, 20, 50, 200):
         text = fitted_text(status, height)
         assert len(text.splitlines()) <= max(height, 12)
         assert "n40," in text and "n70," in text and "n70: the loss is nan" in text
-        assert ("more:" in text) is (height < 100) and text.count("n99,") == (height > 100)
-    assert "and 96 more: 96 done" in fitted_text(status, 12)
+        assert (" done, 1 waiting" in text) is (height < 100)
+        assert text.count("n99,") == 1 and text.count("n0,") == (height > 100)
+    assert "and 96 done, 1 waiting" in fitted_text(status, 12)

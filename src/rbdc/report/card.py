@@ -33,6 +33,7 @@ from rbdc.metrics import METRICS, Metric, find_metric
 from rbdc.models import ModelSpec, build_meta
 from rbdc.models.config import CONFIG, RECORD, WEIGHTS, read_config
 from rbdc.models.folder import check_sums
+from rbdc.models.hub import SIDE_FILES
 from rbdc.report.figures import draw_budget, draw_curves, save_each
 from rbdc.report.read import read_run
 from rbdc.report.run import cost_text, how_to_load, run_status
@@ -41,6 +42,7 @@ from rbdc.settings import Recipe, Request
 
 CARD, SETTINGS, FIGURES = "README.md", "recipe.yaml", "figures"
 _MODEL_FILES = (WEIGHTS, CONFIG, RECORD)
+_LANGUAGE = "text-generation"  # the hub's name of the task; else image-classification
 _OURS = {*_MODEL_FILES, CARD, SETTINGS, FIGURES}
 _ON_THE_HUB = {
     "cifar10": "uoft-cs/cifar10",
@@ -90,8 +92,9 @@ def export_lines(run: Path, output: Path) -> list[str]:
 
 def _write(folder: Path, run: Path, content: Mapping[str, Any], license: str | None) -> None:
     (folder / FIGURES).mkdir()
-    for name in _MODEL_FILES:
-        shutil.copyfile(run / MODEL / name, folder / name)
+    for name in (*_MODEL_FILES, *SIDE_FILES):  # a language model has its tokenizer, too
+        if (run / MODEL / name).is_file():
+            shutil.copyfile(run / MODEL / name, folder / name)
     check_sums(folder)
     settings = yaml.safe_dump(repeat_settings(content), sort_keys=False)
     (folder / SETTINGS).write_text(settings, encoding="utf-8")
@@ -100,9 +103,9 @@ def _write(folder: Path, run: Path, content: Mapping[str, Any], license: str | N
 
 def _card(folder: Path, run: Path, content: Mapping[str, Any], license: str | None) -> str:
     """Draw the card's figures, and return its text."""
-    images = read_config(folder).get("pretrained_cfg") or {}
+    images = {} if is_text(content) else read_config(folder).get("pretrained_cfg") or {}
     try:
-        scale = content["about"]["baseline_flops"]
+        scale = content["about"].get("baseline_flops")  # unknown where nobody named a baseline
         figures = {  # None where the logs are gone
             "budget": draw_budget(content["levels"], baseline_flops=scale),
             "curves": draw_curves(content["nodes"].values(), baseline_flops=scale),
@@ -153,7 +156,7 @@ def _check_output(output: Path, *, force: bool) -> None:
                 f"{output} exists and is not empty", "Choose another folder, or use --force."
             )
         drawn = {path.name for path in (output / FIGURES).glob("*")}
-        if content != _OURS or not drawn <= {"budget.png", "curves.png"}:
+        if content - {*SIDE_FILES} != _OURS or not drawn <= {"budget.png", "curves.png"}:
             raise RunError(
                 f"{output} is not just what an export wrote, so it is not replaced even by force",
                 "Choose another folder, or remove this one yourself.",
@@ -224,6 +227,9 @@ def card_text(
         cost=cost_text(result),
         data={**run["data"], "title": _data_title(run), "named": named_data(run["data"]["name"])},
         images=images,
+        text=is_text(run),
+        tested=Markdown(_tested(run["data"])),
+        samples=_samples(run),
         figures=figures,
         parameters=sum(tensor.numel() for tensor in model.parameters()),
         trained=_trained(run),
@@ -234,7 +240,24 @@ def card_text(
 def _metrics(result: Mapping[str, Any]) -> list[Metric]:
     """Return the metrics that the card shows, the primary one first."""
     known = [METRICS[name] for name in dict.fromkeys((result["metric"], *result["metrics"]))]
-    return [metric for metric in known if metric.hub_type]
+    return [metric for metric in known if metric.hub_type or metric.name == result["metric"]]
+
+
+def is_text(run: Mapping[str, Any]) -> bool:
+    """Return whether a run trained a language model."""
+    return run["data"].get("train_tokens") is not None
+
+
+def _tested(data: Mapping[str, Any]) -> str:
+    """Return what the scores were measured on."""
+    tokens = data.get("test_tokens")
+    return f"{data['test_images']:,} test images" if tokens is None else f"{tokens:,} test tokens"
+
+
+def _samples(run: Mapping[str, Any]) -> list[Mapping[str, str]]:
+    """Return the texts that the run's model has written."""
+    trained = [node for node in _trained(run) if node["name"] != "standard"]
+    return list(trained[0]["samples"]) if trained else []
 
 
 def front_matter(run: Mapping[str, Any], license: str | None) -> str:
@@ -244,15 +267,18 @@ def front_matter(run: Mapping[str, Any], license: str | None) -> str:
     result, name = run["result"], run["data"]["name"]
     hub = hub_name(name) or _ON_THE_HUB.get(name)
     library = "timm" if result["timm_loads"] else "rbdc"
+    task = "image-classification"
+    if is_text(run):
+        library, task = "transformers", _LANGUAGE
     metrics = _metrics(result)
     found = [
         EvalResult(
-            task_type="image-classification",
-            task_name="Image Classification",
+            task_type=task,
+            task_name=task.replace("-", " ").title(),
             dataset_type=hub or one_line(name),
             dataset_name=_data_title(run),
             dataset_split="test",
-            metric_type=metric.hub_type,
+            metric_type=metric.hub_type or metric.name,
             metric_name=metric.title,
             metric_value=round(result["metrics"][metric.name], 6),
         )
@@ -260,11 +286,11 @@ def front_matter(run: Mapping[str, Any], license: str | None) -> str:
     ]
     data = ModelCardData(
         library_name=library,
-        pipeline_tag="image-classification",
+        pipeline_tag=task,
         license=license,
-        tags=["image-classification", library, "rbdc"],
+        tags=[task, library, "rbdc"],
         datasets=[hub] if hub else None,
-        metrics=list(dict.fromkeys(metric.hub_type for metric in metrics)),
+        metrics=list(dict.fromkeys(metric.hub_type or metric.name for metric in metrics)),
         model_name=run["about"]["model"]["name"],
         eval_results=found,
     )
@@ -295,6 +321,8 @@ def hub_name(name: str) -> str | None:
 
 def _data_title(run: Mapping[str, Any]) -> str:
     name = one_line(run["data"]["name"])
+    if name == "embedded" and is_text(run):
+        return "tiny Shakespeare (the text that comes with rbdc)"
     return "Fashion-MNIST (the 12,000 images that come with rbdc)" if name == "embedded" else name
 
 

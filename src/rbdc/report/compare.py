@@ -13,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rbdc.metrics import Metric, find_metric
-from rbdc.report.figures import COLOURS, LEGEND, MARKERS, new_figure, save_each
+from rbdc.report.figures import COLOURS, LEGEND, MARKERS, clip_axis, new_figure, save_each
 from rbdc.report.units import counted, readable_flops
 
 _TIMES = {"relative_time": "time", "time_gap": "at equal time"}  # columns of the table
+_CLOCKS = {"elapsed": "time", "cpu": "CPU time"}
 _LETTER_INCHES, _CURVES_INCHES = 0.058, 6.0  # of small print, and of the axes at least
 
 
@@ -44,7 +45,7 @@ def comparison_table(summary: Mapping[str, Any]) -> RenderableType:
             table.add_row(
                 escape(line["protocol"]),
                 f"{line['flops']:.3f}",
-                metric.text(line["score"], line["score_interval"], absent="missing"),
+                metric.text(*_cell(line, "score"), absent=_absent(line)),
                 _gap(line, "gap", metric),
                 *([f"{time:.2f}" if time else ""] if has["relative_time"] else []),
                 *([_gap(line, "time_gap", metric)] if has["time_gap"] else []),
@@ -57,10 +58,20 @@ def comparison_table(summary: Mapping[str, Any]) -> RenderableType:
 
 
 def _gap(line: Mapping[str, Any], key: str, metric: Metric) -> Text:
-    gap, half = line[key], line[f"{key}_interval"]
+    gap, half, ends = _cell(line, key)
     clear = half is not None and abs(gap) > half
     colour = "green" if clear and metric.is_better(gap, 0.0) else "red" if clear else ""
-    return Text(metric.difference(gap, half), style=colour)
+    return Text(metric.difference(gap, half, ends), style=colour)
+
+
+def _cell(line: Mapping[str, Any], key: str) -> tuple[Any, Any, Any]:
+    """Return a mean over seeds, its interval, and the range of the seeds."""
+    return line[key], line[f"{key}_interval"], line.get(f"{key}_range")
+
+
+def _absent(line: Mapping[str, Any]) -> str:
+    """Return what stands where a score will be, or will never be."""
+    return "not yet" if line.get("unfinished") else "failed" if line["missing"] else ""
 
 
 def notes(summary: Mapping[str, Any]) -> list[str]:
@@ -70,12 +81,12 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
     standard = readable_flops(summary["baseline_flops"])
     lines = [
         f"FLOPs of all models involved, 1 is standard training for {summary['baseline_epochs']:g} "
-        f"epochs ({standard}); {metric.label} of the last weights, mean and 95 % interval over "
-        f"seeds{direction}"
+        f"epochs ({standard}); {metric.label} of the last weights, {seeds_text(summary)}{direction}"
     ]
     if any(line["relative_time"] for line in summary["lines"]):
         lines.append(
-            "time of all models involved, one after the other; 1 is standard training with the "
+            f"{_CLOCKS[summary.get('clock', 'elapsed')]} of all models involved, one after the "
+            "other; 1 is standard training with the "
             "same FLOPs, and at equal time is the difference from it in the time it took"
         )
         if unknown := sum(bool(row["seconds"] is None and row["score"]) for row in summary["rows"]):
@@ -86,15 +97,33 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
         if protocol != "standard" and budgets[protocol] > 1:  # a curve to read it off
             lines.append(f"{protocol} {_reached(summary, protocol, metric)}")
     if summary["tuning"]:
-        tuned = {row["protocol"]: (row["lr"], row["decay_start"]) for row in summary["rows"]}
-        lines.append(
-            f"tuned on held-out images, at {summary['tuning_flops']:.2f} of standard training in "
-            "all; learning rate, and the share of the training at which it begins to fall: "
-            + ", ".join(
-                f"{protocol} {rate:g}, {start:g}" for protocol, (rate, start) in tuned.items()
-            )
-        )
+        lines.append(_tuned(summary))
     return lines
+
+
+def seeds_text(summary: Mapping[str, Any]) -> str:
+    """Return what is shown of several seeds."""
+    most = max((line["seeds"] for line in summary["lines"]), default=0)
+    if most < 2:
+        return "one seed"
+    fewest = min(line["seeds"] for line in summary["lines"] if line["seeds"])
+    ways = {
+        "mean and 95 % interval over seeds": most >= 3,
+        "mean and range of two seeds": fewest < 3,
+    }
+    return "; ".join(way for way, used in ways.items() if used)
+
+
+def _tuned(summary: Mapping[str, Any]) -> str:
+    """Return what tuning cost and found; a run that stopped while it tuned has found nothing."""
+    tried = {(row["protocol"], row["lr"], row["decay_start"]) for row in summary["tuning"]}
+    used = {(row["protocol"], row["lr"], row["decay_start"]): None for row in summary["rows"]}
+    found = [f"{protocol} {lr:g}, {start:g}" for protocol, lr, start in used.keys() & tried]
+    return (
+        f"tuned on held-out data, at {summary['tuning_flops']:.2f} of the FLOPs of standard "
+        "training in all; learning rate, and the share of the training at which it begins to fall: "
+        + (", ".join(sorted(found)) or "not known yet")
+    )
 
 
 def epochs_of_levels(epochs: Mapping[str, Sequence[float]]) -> str:
@@ -153,6 +182,12 @@ def _reached(summary: Mapping[str, Any], protocol: str, metric: Metric) -> str:
     """Return when a protocol is as good as standard training with the most FLOPs."""
     goal = f"standard training's best {metric.label}"
     found, time = (summary[f"{cost}_to_reach"].get(protocol) for cost in ("flops", "time"))
+    waiting = sum(_unfinished(summary, name) for name in {protocol, "standard"})
+    if waiting:
+        state = f" ({counted(waiting, 'trial')} unfinished)"
+        if found["flops"] == "inf":
+            return f"has not reached {goal} yet{state}"
+        return f"is compared with {goal} when both are finished{state}"
     if found["flops"] == "inf":
         return f"does not reach {goal}{_interval(found)}"
     if found["flops"] == "-inf":
@@ -161,6 +196,12 @@ def _reached(summary: Mapping[str, Any], protocol: str, metric: Metric) -> str:
     if time is None or isinstance(time["time"], str):  # trials of unknown duration are left out
         return text
     return f"{text} and {time['time']:.2f} of the time{_interval(time)}"
+
+
+def _unfinished(summary: Mapping[str, Any], protocol: str) -> int:
+    """Return how many trials of a protocol are still to come; failed ones are not."""
+    mine = [line for line in summary["lines"] if line["protocol"] == protocol]
+    return sum(line.get("unfinished", 0) for line in mine)
 
 
 def _interval(found: Mapping[str, Any]) -> str:
@@ -240,8 +281,11 @@ def _draw_side_by_side(summary: Mapping[str, Any]) -> Any:
     for row, line in enumerate(lines):
         kind = line["protocol"].partition(":")[0]
         colour = {"standard": COLOURS[0], "rbdc": COLOURS[2]}.get(kind, COLOURS[1])
-        score, half = (metric.scale * (line[key] or 0.0) for key in ("score", "score_interval"))
-        axes.errorbar(score, row, xerr=half, fmt="o", color=colour, capsize=3)
+        bars = _bars(line, metric)
+        axes.errorbar(
+            metric.scale * line["score"], row, xerr=bars, fmt="o", color=colour, capsize=3
+        )
+        axes.plot(*_points(line, metric, row), ".", color=colour, markersize=4)
     names = [f"{line['protocol']} ({line['flops']:.2g})" for line in lines]
     epochs = axes.twinx()
     epochs.tick_params(colors="0.35", labelsize=8, length=0)
@@ -249,6 +293,7 @@ def _draw_side_by_side(summary: Mapping[str, Any]) -> Any:
     for side, labels in ((axes, names), (epochs, list(map(short_epochs, lines)))):
         side.set_yticks(range(len(lines)), labels)
         side.set_ylim(-0.6, len(lines) - 0.4)
+    clip_axis(axes.set_xlim, axes.get_xlim(), metric)
     axes.grid(axis="x", color="0.9")
     axes.set_xlabel(f"{metric.axis}; in brackets FLOPs, on the right epochs of each level")
     return figure
@@ -264,9 +309,22 @@ def _draw_time(summary: Mapping[str, Any]) -> Any:
 
 
 def _title(summary: Mapping[str, Any], how: str = "at equal FLOPs") -> str:
-    many = max(line["seeds"] for line in summary["lines"]) > 1
-    seeds = "mean and 95 % interval" if many else "one seed"
-    return f"{summary['model']['name']}: protocols {how}, {seeds}"
+    return f"{summary['model']['name']}: protocols {how}, {seeds_text(summary)}"
+
+
+def _bars(line: Mapping[str, Any], metric: Metric) -> list[list[float]]:
+    """Return how far the bar of a score goes down and up: its interval, else its seeds' range."""
+    score, half, ends = _cell(line, "score")
+    if half is not None:
+        return [[metric.scale * half]] * 2
+    low, high = ends or (score, score)
+    return [[metric.scale * (score - low)], [metric.scale * (high - score)]]
+
+
+def _points(line: Mapping[str, Any], metric: Metric, at: float) -> tuple[list[float], list[float]]:
+    """Return the seeds' own scores, and where they are drawn: only where there is no interval."""
+    scores = line.get("scores", []) if line["score_interval"] is None else []
+    return [metric.scale * score for score in scores], [at] * len(scores)
 
 
 def _draw_curves(axes: Any, summary: Mapping[str, Any], x: str, *, aside: float = 0.0) -> None:
@@ -278,7 +336,7 @@ def _draw_curves(axes: Any, summary: Mapping[str, Any], x: str, *, aside: float 
         axes.errorbar(
             [line[x] + moved for line in lines],
             [metric.scale * line["score"] for line in lines],
-            yerr=[metric.scale * (line["score_interval"] or 0.0) for line in lines],
+            yerr=[[_bars(line, metric)[side][0] for line in lines] for side in (0, 1)],
             label=protocol,
             capsize=3,
             elinewidth=1,
@@ -288,6 +346,10 @@ def _draw_curves(axes: Any, summary: Mapping[str, Any], x: str, *, aside: float 
             linewidth=1.5,
             markersize=5,
         )
+        for line in lines:
+            scores, at = _points(line, metric, line[x] + moved)
+            axes.plot(at, scores, ".", color=COLOURS[number % len(COLOURS)], markersize=4)
+    clip_axis(axes.set_ylim, axes.get_ylim(), metric)
     axes.set_ylabel(metric.axis)
     axes.grid(axis="y", color="0.9")
     axes.figure.legend(**LEGEND)

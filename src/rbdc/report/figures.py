@@ -35,30 +35,30 @@ _MOST_NAMES, _MOST_TIMES = 60, 8  # of layers beside a heat map, of epochs below
 Node = Mapping[str, Any]
 
 
-def draw_curves(nodes: Iterable[Node], *, baseline_flops: float) -> "Figure | None":
+def draw_curves(nodes: Iterable[Node], *, baseline_flops: float | None) -> "Figure | None":
     """Draw the primary metric of every model of a tree against the FLOPs of all its ancestors.
 
     A level has one colour, standard training is black, and the score right after a coupling,
-    before any step, is marked. `baseline_flops` is what 1 stands for.
+    before any step, is marked. `baseline_flops` is what 1 stands for; None draws plain FLOPs.
     """
     trained = [node for node in nodes if node["kind"] == "train" and node["history"]]
     if not trained:
         return None
     metric = find_metric(trained[0]["metric"])
     figure, axes = new_figure("", (7.5, 4.2))
-    starts = False
+    unit, starts = baseline_flops or 1.0, False
     for node in sorted(trained, key=lambda node: -node["level"]):  # the target on top
-        before, start = node["flops_before"] / baseline_flops, node["start"].get(metric.name)
-        xs = [flops / baseline_flops for flops in node["history"]["flops"]]
+        before, start = node["flops_before"] / unit, node["start"].get(metric.name)
+        xs = [flops / unit for flops in node["history"]["flops"]]
         ys = plotted_scores(node, metric)
         if start is not None:
             xs, ys, starts = [before, *xs], [metric.scale * start, *ys], True
         axes.plot(xs, ys, **_line_style(node, len(xs)))
         if start is not None:
             axes.plot(before, ys[0], **_coupling_style(_colour(node)))
-    unit = readable_flops(baseline_flops)
-    xlabel = f"FLOPs of a model and all its ancestors (1 = {unit})"
+    xlabel = f"FLOPs of a model and all its ancestors{_unit_note(baseline_flops)}"
     axes.set(xlim=(0, None), xlabel=xlabel, ylabel=metric.axis)
+    clip_axis(axes.set_ylim, axes.get_ylim(), metric)
     axes.grid(axis="y", color="0.9")
     handles = []
     by_level = sorted(trained, key=_level)  # the target first, standard training last
@@ -92,16 +92,22 @@ def draw_rates(nodes: Iterable[Node]) -> "Figure | None":
     return figure
 
 
-def draw_budget(levels: Iterable[Mapping[str, Any]], *, baseline_flops: float) -> "Figure | None":
-    """Draw planned and spent FLOPs of each level, beside standard training."""
+def draw_budget(
+    levels: Iterable[Mapping[str, Any]], *, baseline_flops: float | None
+) -> "Figure | None":
+    """Draw planned and spent FLOPs of each level, beside standard training if that is known."""
     levels = [level for level in levels if not level["standard"]]
     if not levels:
         return None
     figure, axes = new_figure("", (7.5, 2.9))
-    rows = [[level[key] / baseline_flops for level in levels] for key in ("flops", "planned_flops")]
+    unit = baseline_flops or max(1.0, sum(level["planned_flops"] for level in levels))
+    rows = [[level[key] / unit for level in levels] for key in ("flops", "planned_flops")]
     width = 1.12 * max(1.0, *map(sum, rows))
-    axes.barh(2, 1, color="0.8", edgecolor="white")
-    axes.text(1 + 0.01 * width, 2, "1", va="center")
+    names = ["spent", "planned"]
+    if baseline_flops:
+        names.append("standard, budget 1")
+        axes.barh(2, 1, color="0.8", edgecolor="white")
+        axes.text(1 + 0.01 * width, 2, "1", va="center")
     for row, parts in enumerate(rows):
         for level, part, end in zip(levels, parts, accumulate(parts), strict=True):
             axes.barh(row, part, left=end - part, color=_colour(level), edgecolor="white")
@@ -109,8 +115,8 @@ def draw_budget(levels: Iterable[Mapping[str, Any]], *, baseline_flops: float) -
                 number = f"{part:.2f}"
                 axes.text(end - part / 2, row, number, ha="center", va="center", color="white")
         axes.text(sum(parts) + 0.01 * width, row, f"{sum(parts):.3f}", va="center")
-    axes.set_yticks([0, 1, 2], ["spent", "planned", "standard, budget 1"])
-    axes.set(xlim=(0, width), xlabel=f"FLOPs of all models (1 = {readable_flops(baseline_flops)})")
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlim=(0, width), xlabel=f"FLOPs of all models{_unit_note(unit)}")
     square = {"marker": "s", "linestyle": ""}
     handles = [
         legend_line(f"{level['models']} × width {level['width']:g}", color=_colour(level), **square)
@@ -118,6 +124,10 @@ def draw_budget(levels: Iterable[Mapping[str, Any]], *, baseline_flops: float) -
     ]
     figure.legend(handles=handles, **LEGEND)
     return figure
+
+
+def _unit_note(flops: float | None) -> str:
+    return f" (1 = {readable_flops(flops)})" if flops else ""
 
 
 def draw_blocks(node: Node, *, standard: Node | None = None) -> "Figure | None":
@@ -292,6 +302,16 @@ def _coupling_style(colour: str) -> dict[str, Any]:
 
 def _level(node: Node) -> tuple[bool, int]:
     return node["name"] == STANDARD, node["level"]
+
+
+def clip_axis(set_limits: Any, shown: tuple[float, float], metric: Metric) -> None:
+    """Limit an axis to what the metric can be, with a little room for the marks at its end."""
+    low, high = (None if end is None else metric.scale * end for end in metric.limits)
+    room = 0.02 * (shown[1] - shown[0])
+    set_limits(
+        shown[0] if low is None else max(shown[0], low - room),
+        shown[1] if high is None else min(shown[1], high + room),
+    )
 
 
 def legend_line(label: str, **style: Any) -> Any:

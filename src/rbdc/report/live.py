@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from rbdc.jobs.engine import Event
-from rbdc.jobs.job import Node
+from rbdc.jobs.job import Node, TrainingJob
 from rbdc.metrics import final_scores, find_metric
-from rbdc.report.units import loader_note, readable_duration
+from rbdc.report.units import loader_note, readable_duration, speed_text
 
 TRUSTED = 0.05  # share of a run from which its own speed says more than a short measurement
 
@@ -58,15 +58,14 @@ class LiveRun:
     def __call__(self, event: Event) -> None:
         """Print one event, and move the bars."""
         if event.kind == "note":
-            self._say(event.note)
+            self.say(event.note)
             return
-        node = self.nodes[event.key]
-        name = f"{node.name} ({node.job.size})" if node.job.size else node.name
+        node, name = self.nodes[event.key], self.named(event.key)
         if event.kind == "found" and event.key in self.work:
             self.done[event.key] = 1.0
             self.found += self.work[event.key]
             scores = _scores(node, (event.result or {}).get("metrics", {}))
-            self._say(f"{name}: already trained, {scores}")
+            self.say(f"{name}: already trained, {scores}")
         elif event.kind == "expected":
             if not self.expects_seconds:  # FLOPs and seconds do not add up
                 self.work = dict.fromkeys(self.work, 0.0)
@@ -74,18 +73,26 @@ class LiveRun:
         elif event.kind == "started" and event.key in self.work:
             self.bars[event.key] = self.progress.add_task(name, total=1.0, what="")
             if event.devices:
-                self._say(f"{name}: begins on {event.devices}")
+                self.say(f"{name}: begins on {event.devices}")
         elif event.kind == "progress":
             self._progress(event, node, name)
         elif event.kind == "finished":
             self.done[event.key] = 1.0
             if event.key in self.bars:
                 self.progress.remove_task(self.bars.pop(event.key))
-            self._say(f"{name}: {_outcome(node, event.result or {})}")
+            self.say(f"{name}: {_outcome(node, event.result or {})}")
         elif event.kind == "failed":
-            self._say(f"{name}: failed: {event.error.splitlines()[0]}")
-        share = self._spent() / sum(self.work.values())
-        self.progress.update(self.whole, completed=share, what=f"left {self._left()}")
+            self.say(f"{name}: failed: {event.error.splitlines()[0]}")
+        self.progress.update(self.whole, completed=self.share(), what=f"left {self.left()}")
+
+    def named(self, key: str) -> str:
+        """Return the name of a job, with its size if it has one."""
+        node = self.nodes[key]
+        return f"{node.name} ({node.job.size})" if node.job.size else node.name
+
+    def share(self) -> float:
+        """Return the share of the run that is done."""
+        return self._spent() / sum(self.work.values())
 
     def _progress(self, event: Event, node: Node, name: str) -> None:
         p = event.progress
@@ -93,24 +100,31 @@ class LiveRun:
         self.began = self.began or time.monotonic()
         share = p.step / p.steps
         self.done[event.key] = share
-        what = f"epoch {p.epoch + 1}/{p.epochs:.4g}  loss {p.loss:.3f}  "
-        what += f"{p.images_per_second:,.0f} images/s"
+        epoch = min(p.epoch + 1, p.epochs)  # a training may end in the middle of an epoch
+        what = f"epoch {epoch:.4g}/{p.epochs:.4g}  loss {p.loss:.3f}  "
+        length = node.job.sequence_length if isinstance(node.job, TrainingJob) else None
+        what += speed_text(p.images_per_second, length)
         images_left = (p.steps - p.step) * p.batch_size
         left = readable_duration(images_left / max(p.images_per_second, 1e-9))
-        if self.rich:
-            self.progress.update(self.bars[event.key], completed=share, what=f"{what}  left {left}")
-        note = loader_note(asdict(p))
+        self.tell(event.key, what, left)
+        note = "" if length else loader_note(asdict(p))  # nothing decodes text
         if note and node.level not in self.warned:
             self.warned.add(node.level)
-            self._say(f"{name}: {note}")
+            self.say(f"{name}: {note}")
         if p.scores is not None and not self.rich:
             scores = _scores(node, p.scores)
-            self._say(f"Train {name}: {what}  lr {p.lr:.2e}  {scores}  left {self._left()}")
+            self.say(f"Train {name}: {what}  lr {p.lr:.2e}  {scores}  left {self.left()}")
+
+    def tell(self, key: str, what: str, left: str) -> None:
+        """Show how far one training is."""
+        if self.rich:
+            share = self.done[key]
+            self.progress.update(self.bars[key], completed=share, what=f"{what}  left {left}")
 
     def _spent(self) -> float:
         return sum(self.work.get(key, 0.0) * share for key, share in self.done.items())
 
-    def _left(self) -> str:
+    def left(self) -> str:
         """Return the time to the end: what is expected, then as this session has been so far."""
         whole, spent = sum(self.work.values()), self._spent()
         here, elapsed = spent - self.found, time.monotonic() - (self.began or time.monotonic())
@@ -120,7 +134,8 @@ class LiveRun:
             return "?"
         return readable_duration((whole - spent) / here * elapsed)
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Print a line."""
         self.console.print(escape(text), highlight=False, soft_wrap=True)
 
 

@@ -38,7 +38,7 @@ def _figures(run: Mapping[str, Any]) -> dict[str, Any]:
         curves = figures.draw_precision_curves(run["nodes"], backbones, metrics)
         return {"curves": curves, "precision": figures.draw_precision(precision)}
     nodes = list(run["nodes"].values())
-    scale = run["about"].get("baseline_flops") or 1.0
+    scale = run["about"].get("baseline_flops")
     standard = next((node for node in nodes if node["name"] == "standard"), None)
     coupled = [node for node in nodes if node["kind"] == "train" and node["parents"]]
     return {

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rbdc.models import image_side, scaled_widths
+from rbdc.models import scaled_widths
 from rbdc.plan import Hours, LevelSpeed, Plan, Stage
-from rbdc.plan.growth import depth_of
+from rbdc.plan.growth import depth_of, size_of
 from rbdc.plan.speeds import CACHED
 from rbdc.report.figures import new_figure, save_figure
 from rbdc.report.units import counted, readable_flops, scaled
@@ -19,38 +19,51 @@ LEVEL_COLOURS = ("#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#F0E442", "#0072B2
 """Okabe and Ito's colours, which the colour-blind can tell apart; the target's first."""
 
 
-def plan_table(plan: Plan, hours: Hours | None = None) -> RenderableType:
-    """Return the tree, target first, with the cost of each level; with speeds, also in hours."""
+def plan_table(plan: Plan, hours: Hours | None = None, *, relative: bool = True) -> RenderableType:
+    """Return the tree, target first, with the cost of each level; with speeds, also in hours.
+
+    Costs are also shown relative to standard training, unless nobody has named it.
+    """
     title = f"{plan.model}: {_steps(plan)}"
     if plan.steps:
         title += f", ratio {plan.ratio:g}, schedule {plan.schedule}"
     table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
     table.add_column("models", no_wrap=True)
     table.add_column("size", min_width=14)
-    for column in ("epochs\neach", "forward\nFLOPs", "training\nFLOPs", "share"):
+    tokens = ("tokens/\nparameter",) if plan.sequence_length else ()
+    for column in ("epochs\neach", *tokens, "forward\nFLOPs", "training\nFLOPs", "share"):
         table.add_column(column, justify="right", no_wrap=True)
     for stage in reversed(plan.stages):
         table.add_row(
             _models(stage),
             _size(stage, plan),
             _epochs(stage.epochs),
+            *([f"{plan.tokens_per_parameter(stage):.3g}"] if tokens else []),
             scaled(stage.forward_flops),
             scaled(stage.training_flops),
             f"{stage.share:.1%}",
         )
     table.add_section()
-    table.add_row("everything", "", "", "", scaled(plan.training_flops), "100.0%", style="bold")
-    in_hours = [Text(), hours_table(hours)] if hours else []
-    return Group(table, *(Text(line) for line in _notes(plan)), *in_hours)
+    table.add_row(
+        "everything",
+        "",
+        "",
+        *("" for _ in tokens),
+        "",
+        scaled(plan.training_flops),
+        "100.0%",
+        style="bold",
+    )
+    in_hours = [Text(), hours_table(hours, relative=relative)] if hours else []
+    return Group(table, *(Text(line) for line in _notes(plan, relative)), *in_hours)
 
 
-def hours_table(hours: Hours) -> RenderableType:
+def hours_table(hours: Hours, *, relative: bool = True) -> RenderableType:
     """Return the hours of each level, target first, beside standard training's."""
     plan = hours.plan
-    title = (
-        f"{_number(hours.total)} hours on one device, {hours.ratio:.3f} of standard training's "
-        f"{_number(hours.standard)}"
-    )
+    title = f"{_number(hours.total)} hours on one device"
+    if relative:
+        title += f", {hours.ratio:.3f} of standard training's {_number(hours.standard)}"
     table = Table(box=SIMPLE, pad_edge=False)  # its title could be wider than the table
     table.add_column("models", no_wrap=True)
     measured = hours.speeds.peak_flops_per_second is not None
@@ -72,10 +85,10 @@ def hours_table(hours: Hours) -> RenderableType:
         table.add_row(_models(stage), *(cells[column] for column in columns))
     table.add_section()
     baseline = _epochs(plan.baseline_epochs)
-    for name, passes, decoded, spent in (
-        ("everything", f"{plan.data_passes:.4g}", f"{plan.decoded_passes:.4g}", hours.total),
-        ("standard training", baseline, baseline, hours.standard),
-    ):
+    sums = [("everything", f"{plan.data_passes:.4g}", f"{plan.decoded_passes:.4g}", hours.total)]
+    if relative:
+        sums.append(("standard training", baseline, baseline, hours.standard))
+    for name, passes, decoded, spent in sums:
         cells = {"passes": passes, "passes\ndecoded": decoded, **_costs(hours, spent)}
         style = "bold" if name == "everything" else ""
         table.add_row(name, *(cells.get(column, "") for column in columns), style=style)
@@ -143,11 +156,12 @@ def _size(stage: Stage, plan: Plan) -> str:
     scaled = [
         f"{key} {f'{value[0]}-{value[-1]}' if isinstance(value, tuple) else value}"
         for key, value in scaled_widths(stage.model).items()
-    ]
+        if isinstance(value, int) or all(isinstance(n, int) for n in value)
+    ] or [f"width {stage.model.width:g}"]
     if "depth" in grown:
         scaled.append(f"{depth_of(stage.model)} blocks")
     if "resolution" in grown:
-        scaled.append(f"{image_side(stage.model)} px")
+        scaled.append(size_of(stage.model))
     return ", ".join(scaled)
 
 
@@ -155,21 +169,32 @@ def _epochs(epochs: float) -> str:
     return f"{epochs:.4g}"
 
 
-def _notes(plan: Plan) -> list[str]:
+def _notes(plan: Plan, relative: bool) -> list[str]:
     saved = 1 - plan.normalized_flops
     uncounted = ", ".join(name.removeprefix("aten::") for name in plan.uncounted) or "nothing"
     decoded = ""
     if plan.decoded_passes != plan.data_passes:
         decoded = f"; {plan.decoded_passes:.4g} decoded: siblings share a pass"
-    return [
+    cost = (
         f"normalized FLOPs {plan.normalized_flops:.3f}: {abs(saved):.1%} "
         f"{'less' if saved >= 0 else 'more'} than standard training for "
-        f"{_epochs(plan.baseline_epochs)} epochs ({readable_flops(plan.baseline_flops)})",
-        f"{plan.data_passes:.4g} passes over {plan.images:,} images "
-        f"(standard: {_epochs(plan.baseline_epochs)}){decoded}",
+        f"{_epochs(plan.baseline_epochs)} epochs ({readable_flops(plan.baseline_flops)})"
+    )
+    standard = f" (standard: {_epochs(plan.baseline_epochs)})" if relative else ""
+    return [
+        *([cost] if relative else []),
+        f"{plan.data_passes:.4g} passes over {_items(plan)}{standard}{decoded}",
         f"counter {plan.counter}; not counted: {uncounted}",
         *(f"warning: {warning}" for warning in plan.warnings),
     ]
+
+
+def _items(plan: Plan) -> str:
+    """Return what a pass over the data has: images, or sequences of tokens."""
+    if plan.sequence_length is None:
+        return f"{plan.images:,} images"
+    tokens = scaled(plan.images * plan.sequence_length)
+    return f"{plan.images:,} sequences of {plan.sequence_length} tokens ({tokens})"
 
 
 def _costs(hours: Hours, spent: float, mark: str = "") -> dict[str, str]:

@@ -22,17 +22,19 @@ from rbdc.metrics import METRICS, final_scores
 from rbdc.report.run import node_status
 from rbdc.report.transfer import detectors_part
 from rbdc.runs.record import check_format, check_record
+from rbdc.settings import names_baseline
 
 EVALUATED = (
     *("epoch", "flops", "seconds", "train_loss", "lr"),
     *(prefix + name for name in METRICS for prefix in ("", "ema_")),
 )
 LOGGED = ("epoch", "flops", "seconds", "loss", "lr")
-MOST_POINTS, MOST_OF_ONE = 60_000, 400  # logged steps shown: of a run, of a training
+MOST_POINTS, MOST_OF_ONE = 30_000, 400  # steps, and epochs, shown: of a run, of a training
 MOST_BLOCK_ROWS = 30  # times at which a training's blocks are shown
 _LONG = ("nodes", "rows", "lines", "recipe", "data_set")  # of a result: not for the page
 _SUMMED = ("planned_flops", "flops", "seconds")  # over a level
-_DESCRIBED = ("key", "name", "kind", "level", "width", "blocks", "image", "folder", "parents")
+_DESCRIBED = ("key", "name", "kind", "level", "width", "image", "sequence_length", "folder",
+              "parents")  # fmt: skip
 _ASKED = ("seed", "transition", "carry_warmup_epochs", "narrow_lr", "allow_inexact")
 
 
@@ -109,7 +111,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     setting = identity.get("setting") or identity.get("transfer") or {}
     trees = [] if transfer else _trees(described, summary)
     shown = dict.fromkeys(described if transfer else (k for tree in trees for k in tree["keys"]))
-    points = max(20, min(MOST_OF_ONE, MOST_POINTS // max(1, len(shown))))
+    points = max(5, min(MOST_OF_ONE, MOST_POINTS // max(1, len(shown))))
     owner = found.tried(lambda: holder(folder))
     nodes = {
         key: _node(found, described[key], running=owner is not None, points=points) for key in shown
@@ -122,15 +124,19 @@ def read_run(folder: Path) -> dict[str, Any]:
         known = waiting if detectors is None else detectors["finished"]
         found.missing += [f"{place} is gone" for place in waiting if place in known]
     request = run.get("request") or {}
+    about = {} if transfer else {**setting, **identity.get("plan", {})}
+    if kind == "train" and not names_baseline(request):  # nobody wants to know
+        about.pop("baseline_flops", None)
+        result.pop("normalized_flops", None)
     asked = {**{name: request.get(name) for name in _ASKED}, "teacher": setting.get("teacher")}
     return {
         "name": folder.resolve().name,
         "folder": str(folder),
         "running": owner,
         "started": run.get("started"),
-        "command": shlex.join(["rbdc", *run.get("command", [])]) if run else None,
+        "command": shlex.join(["rbdc", *words]) if (words := run.get("command")) else None,
         "kind": kind,
-        "about": {} if transfer else {**setting, **identity.get("plan", {})},
+        "about": about,
         "recipe": setting.get("recipe") or {},
         "request": request,
         "asked": asked if kind == "train" else {},
@@ -183,13 +189,15 @@ def _node(found: Found, node: Mapping[str, Any], *, running: bool, points: int) 
         "metrics": final_scores(last),
         **{name: node.get(name) for name in _DESCRIBED},
         **({"backbone": node["backbone"], "scores": result.get("scores")} if detects else {}),
+        "depth": node.get("blocks"),
         "seed": str(node["seed"]) if "seed" in node else None,  # too long for JavaScript
         "planned_flops": node["flops"],
         "method": " ".join(str(method[k]) for k in ("name", "transition") if k in method),
         **{name: result.get(name) for name in ("best", "images", "proof_error", "norm_drift")},
+        "samples": result.get("samples", []),
         "task": {k: v for k, v in _task(job).items() if k not in ("recipe", "seed", "data_seed")},
         "lr": job.get("task", {}).get("recipe", {}).get("lr"),
-        "history": _columns(evaluated, EVALUATED),
+        "history": _columns(_thinned(evaluated, points), EVALUATED),
         "steps": _columns(_thinned(logged, points), LOGGED),
         "blocks": _blocks(blocks),
     }

@@ -1,6 +1,7 @@
 """Serve the report as a page that follows its runs: on this machine only, and read-only."""
 
 import json
+import sys
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,8 +50,13 @@ def make_server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
         def log_message(self, *_: Any) -> None:
             """Log nothing."""
 
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exception(), OSError):  # a browser that has gone is no mistake
+                super().handle_error(request, client_address)
+
     try:
-        return ThreadingHTTPServer((ADDRESS, port), Handler)
+        return Server((ADDRESS, port), Handler)
     except (OSError, OverflowError) as error:
         remedy = "Choose another, or leave --port out."
         raise RbdcError(f"port {port} cannot be used: {error}", remedy) from error

@@ -30,6 +30,12 @@ def readable_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def speed_text(images_per_second: float, sequence_length: int | None) -> str:
+    """Return a training's speed: '412 images/s', or '52,736 tokens/s' for sequences of tokens."""
+    unit = "tokens" if sequence_length else "images"
+    return f"{images_per_second * (sequence_length or 1):,.0f} {unit}/s"
+
+
 def counted(number: int, what: str) -> str:
     """Return a number of things: '1 device', '1,024 devices'."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"

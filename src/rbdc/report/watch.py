@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby
@@ -19,7 +18,6 @@ from rbdc.jobs.layout import JOBS, LOCK, RUN
 from rbdc.report.run import run_status, status_table
 
 PATIENCE = 3  # reads that may fail in a row: a network disk can be slow to show a new file
-_FIRST = ("failed", "running", "stopped", "waiting", "done")  # the order to keep rows in
 
 Status = dict[str, Any]
 
@@ -132,16 +130,6 @@ def _waiting(folder: Path) -> Text:
 
 def fitted_table(status: Mapping[str, Any], height: int) -> RenderableType:
     """Return the table cut to `height` lines: failed and running jobs stay, others are counted."""
-    nodes = status["nodes"]
-    failed = sum(node["state"] == "failed" for node in nodes)
-    room = max(1, height - 7 - failed)  # the table's head and feet, and what is said below it
-    if len(nodes) <= room + 1:
-        return status_table(status)
-    order = sorted(range(len(nodes)), key=lambda n: _FIRST.index(nodes[n]["state"]))
-    kept = sorted(order[:room])
-    hidden = Counter(nodes[n]["state"] for n in order[room:])
-    more = ", ".join(f"{count} {state}" for state, count in hidden.items())
-    return Group(
-        status_table({**status, "nodes": [nodes[n] for n in kept]}),
-        Text(f"and {len(nodes) - room} more: {more}"),
-    )
+    failed = sum(node["state"] == "failed" for node in status["nodes"])
+    room = max(1, height - 8 - failed)  # the table's head and feet, and what is said below it
+    return status_table(status, room)

@@ -17,13 +17,13 @@ from jinja2 import Environment
 from PIL import Image
 from plotly.offline import get_plotlyjs
 
-from rbdc.disk import write_text
+from rbdc.disk import read_bytes, write_text
 from rbdc.errors import RbdcError
 from rbdc.jobs.layout import SHEET
 from rbdc.report.read import read_run
 
 REPORT, MARK = "report.html", b'name="generator" content="rbdc"'
-SCRIPTS = ("dom.js", "tree.js", "charts.js", "transfer.js", "page.js")
+SCRIPTS = ("dom.js", "tree.js", "charts.js", "transfer.js", "language.js", "page.js")
 MOST_BYTES = 1_500_000  # of all sheets of a page, in base64
 _FITS = ((1920, 85), (1920, 70), (1440, 70), (1000, 65), (700, 60), (480, 50))
 """(Largest width in pixels, JPEG quality): the first that is small enough is taken."""
@@ -43,7 +43,9 @@ def read_state(folders: Sequence[Path]) -> dict[str, Any]:
 def render(state: dict[str, Any], *, refresh_seconds: float = 0.0) -> str:
     """Return the page's HTML. A served page reloads the state every `refresh_seconds`."""
     here = files("rbdc.report.page")
-    template = Environment(autoescape=True).from_string((here / "page.html.j2").read_text())
+    environment = Environment(autoescape=True)
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
+    template = environment.from_string((here / "page.html.j2").read_text())
     return template.render(
         title=" · ".join(run["name"] for run in state["runs"]) + " – RBDC",
         state=state,
@@ -58,7 +60,7 @@ def write_report(folders: Sequence[Path], output: Path) -> Path:
     """Write one HTML file of all these runs; return its path."""
     state = read_state(folders)
     check_report(output)
-    write_text(output, render(state))
+    write_text(output, render(state), durable=True)  # a torn one would count as somebody else's
     return output
 
 
@@ -105,9 +107,10 @@ def add_sheets(run: dict[str, Any], most_bytes: int) -> None:
 @lru_cache(maxsize=64)  # a served page asks again every few seconds
 def _address(path: Path, _changed: int, most_bytes: int) -> str:
     """Return a data URL: the file if it is small, else a JPEG; empty if that is too large, too."""
-    with Image.open(path) as picture:
+    content = read_bytes(path)
+    with Image.open(BytesIO(content), formats=("PNG", "JPEG")) as picture:  # EPS would be run
         picture.load()
-        whole = _data("png", path.read_bytes())
+        whole = _data("png", content)
         if len(whole) <= most_bytes and picture.format == "PNG":
             return whole
         flat = picture.convert("RGB")

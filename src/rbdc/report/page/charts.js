@@ -10,10 +10,11 @@ function plot(element, traces, layout, click) {
   if (!window.Plotly) return;
   const axis = { gridcolor: style("--grid"), zerolinecolor: style("--grid"), linecolor: style("--line"), automargin: true };
   const { xaxis, yaxis, ...rest } = layout;
-  Plotly.react(element, traces, {
+  Plotly.react(element, traces.map((trace) => ({ ...(trace.type ? {} : { cliponaxis: false }), ...trace })), {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest",
     font: { family: "system-ui, sans-serif", size: 13, color: style("--text") },
-    margin: { l: 60, r: 16, t: 16, b: 56 }, height: 400,
+    margin: { l: 60, r: 40, t: 16, b: 56 }, height: 400, // the toolbar has the margin on the right
+    modebar: { orientation: "v", bgcolor: "rgba(0,0,0,0)" },
     legend: { orientation: "h", y: 1.02, x: 0, yanchor: "bottom" },
     hoverlabel: { namelength: -1 },
     xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
@@ -24,8 +25,9 @@ function plot(element, traces, layout, click) {
 
 // Learning curves
 
-const X_AXES = [["epochs", "epochs, parents' before"], ["flops", "FLOPs, parents' included"], ["time", "time, parents' included"]];
-const DETECTOR_X_AXES = [["epochs", "epochs"], ["flops", "FLOPs"], ["time", "time"]]; // it has no parents
+const X_AXES = [["flops", "FLOPs, parents' included"], ["time", "time, parents' included"], ["epochs", "epochs, parents' before"]];
+const DETECTOR_X_AXES = [["flops", "FLOPs"], ["time", "time"], ["epochs", "epochs"]]; // it has no parents
+const OVERLAY_AXES = X_AXES.slice(0, 2);
 const LOGGED = { train: { title: "training loss", column: "loss" }, lr: { title: "learning rate", column: "lr" } }; // of every few steps
 const measured = (run) => run.metrics.filter(({ name }) => Object.values(run.nodes).some(({ history }) => history[name]));
 const curveAxes = (run) => [
@@ -33,6 +35,11 @@ const curveAxes = (run) => [
   [...measured(run).map(({ name, title }) => [name, title]), ...Object.entries(LOGGED).map(([name, { title }]) => [name, title])],
 ];
 const scored = (columns, name) => columns[`ema_${name}`] || columns[name]; // of the EMA weights where there are any
+const scoreAxis = (metric) => {
+  // of an axis that Plotly chooses: no more than the metric can be
+  const [clipmin, clipmax] = metric.limits.map((end) => (isNumber(end) ? metric.scale * end : undefined));
+  return { title: { text: metric.axis }, autorangeoptions: { clipmin, clipmax } };
+};
 const scaled = (metric, values) => values.map((value) => (isNumber(value) ? metric.scale * value : value));
 
 function curveX(node, columns, axis, unit) {
@@ -76,7 +83,28 @@ function drawCurves(element, run, nodes, x, y) {
     };
   }).filter(Boolean);
   const titles = { epochs: "epochs", flops: run.about.baseline_flops ? "FLOPs, standard training is 1" : "FLOPs", time: "minutes" };
-  plot(element, traces, { xaxis: { title: { text: titles[x] }, rangemode: "tozero" }, yaxis: { title: { text: metric ? metric.axis : LOGGED[y].title } } });
+  plot(element, traces, { xaxis: { title: { text: titles[x] }, rangemode: "tozero" }, yaxis: metric ? scoreAxis(metric) : { title: { text: LOGGED[y].title } } });
+}
+
+// Several runs in one chart: the target of each, and standard training beside it
+
+const isEnd = (node) => node.kind === "train" && node.level === 0;
+const overlayMetrics = (runs) => {
+  const known = runs.filter((r) => !r.transfer).map((r) => measured(r).filter(({ shown }) => shown));
+  return known.flat().filter((metric, i, all) => all.findIndex(({ name }) => name === metric.name) === i);
+};
+
+function drawOverlay(element, runs, metric, x) {
+  const traces = runs.flatMap((r, number) => Object.values(r.nodes).filter((node) => !r.transfer && isEnd(node)).map((node, i) => {
+    const found = curve(node, x, metric.name, metric, 1), standard = shortName(node) === "standard" || node.name.startsWith("standard");
+    return found && {
+      x: found.xs, y: found.ys, name: standard && !r.summary.lines ? `${r.name}, standard` : r.name, legendgroup: `${number}${standard}`, showlegend: i === 0 || (standard && !r.summary.lines), mode: "lines+markers",
+      line: { color: PALETTE[(number + 1) % PALETTE.length], width: 1.5, dash: standard ? "dash" : "solid" }, marker: { size: 5, symbol: SHAPES[number % SHAPES.length] },
+      text: found.xs.map(() => `${r.name}: ${node.name}`), hovertemplate: "%{text}<br>%{y:.4~g} at %{x:.4~s}<extra></extra>",
+    };
+  })).filter(Boolean);
+  const title = x === "flops" ? "FLOPs of a model and all its ancestors" : "minutes of a model and all its ancestors";
+  plot(element, traces, { xaxis: { title: { text: title }, rangemode: "tozero" }, yaxis: scoreAxis(metric) });
 }
 
 function drawNode(element, node, metrics) {
@@ -92,7 +120,7 @@ function drawNode(element, node, metrics) {
     ...metrics.map(line),
   ].filter((trace) => trace.x && trace.y);
   plot(element, traces, {
-    height: 280, xaxis: { title: { text: "epochs" }, rangemode: "tozero" }, yaxis: { title: { text: metrics.map(({ axis }) => axis).join(", ") } },
+    height: 280, xaxis: { title: { text: "epochs" }, rangemode: "tozero" }, yaxis: { ...(metrics.length ? scoreAxis(metrics[0]) : {}), title: { text: metrics.map(({ axis }) => axis).join(", ") } },
     yaxis2: { overlaying: "y", side: "right", title: { text: "training loss" }, showgrid: false, automargin: true, tickmode: "auto" },
   });
 }
@@ -105,21 +133,34 @@ function drawTrade(element, summary, metric, x) {
   const budgets = new Set(lines.filter((line) => line.protocol !== "standard").map((line) => line.budget));
   if (budgets.size === 1 && x === "flops") return drawForest(element, lines, metric);
   const place = (line) => line[x];
-  const places = lines.map(place), spread = (Math.max(...places) - Math.min(...places)) * 0.004;
-  const traces = protocols.map((protocol, number) => {
+  const places = lines.map(place), apart = (Math.max(...places) - Math.min(...places)) * 0.004;
+  const traces = protocols.flatMap((protocol, number) => {
     const own = lines.filter((line) => line.protocol === protocol).sort((a, b) => place(a) - place(b));
-    const aside = x === "flops" ? spread * (number - (protocols.length - 1) / 2) : 0;
-    return {
+    const aside = x === "flops" ? apart * (number - (protocols.length - 1) / 2) : 0;
+    return [{
       x: own.map((line) => place(line) + aside), y: own.map((line) => metric.scale * line.score), name: protocol, mode: "lines+markers",
-      error_y: { type: "data", array: own.map((line) => metric.scale * (line.score_interval || 0)), thickness: 1, width: 3 },
+      legendgroup: protocol, error_y: { type: "data", ...spread(metric, own), thickness: 1, width: 3 },
       line: { color: PALETTE[number % PALETTE.length], width: 1.5, dash: number < PALETTE.length ? "solid" : "dot" },
       marker: { symbol: SHAPES[number % SHAPES.length], size: 7 },
       customdata: own.map((line) => [epochsOf(line), line.seeds, scoreText(metric, line.score)]),
       hovertemplate: "%{customdata[2]} at %{x:.3~g}<br>epochs %{customdata[0]}, %{customdata[1]} seeds<extra>%{fullData.name}</extra>",
-    };
+    }, ...seedPoints(own, (line) => place(line) + aside, metric, { name: `${protocol}, seeds`, legendgroup: protocol, marker: { color: PALETTE[number % PALETTE.length], size: 4 } })];
   });
   const title = `${x === "flops" ? "FLOPs" : "time"} of all models, standard training is 1`;
-  plot(element, traces, { height: 460, xaxis: { title: { text: title } }, yaxis: { title: { text: metric.axis } } });
+  plot(element, traces, { height: 460, xaxis: { title: { text: title } }, yaxis: scoreAxis(metric) });
+}
+
+function spread(metric, lines) {
+  // bars of a mean: its interval, else the range of two seeds
+  const [down, up] = [0, 1].map((side) => lines.map((line) => metric.scale * (isNumber(line.score_interval) ? line.score_interval : line.score_range ? Math.abs(line.score_range[side] - line.score) : 0)));
+  return { symmetric: false, array: up, arrayminus: down };
+}
+
+function seedPoints(lines, place, metric, look) {
+  // every seed where there are too few for an interval
+  const few = lines.filter((line) => !isNumber(line.score_interval) && (line.scores || []).length > 1);
+  if (!few.length) return [];
+  return [{ x: few.flatMap((line) => line.scores.map(() => place(line))), y: few.flatMap((line) => scaled(metric, line.scores)), mode: "markers", showlegend: false, hoverinfo: "y", ...look }];
 }
 
 function drawForest(element, lines, metric) {
@@ -128,12 +169,14 @@ function drawForest(element, lines, metric) {
   const name = (line) => `${line.protocol} (${digits(line.flops, 3)})`;
   const trace = {
     x: sorted.map((line) => metric.scale * line.score), y: sorted.map(name), mode: "markers", showlegend: false,
-    error_x: { type: "data", array: sorted.map((line) => metric.scale * (line.score_interval || 0)), color: style("--quiet"), thickness: 1.2, width: 4 },
+    error_x: { type: "data", ...spread(metric, sorted), color: style("--quiet"), thickness: 1.2, width: 4 },
     marker: { size: 9, color: sorted.map((line) => (line.protocol.startsWith("rbdc") ? style("--level1") : line.protocol === "standard" ? style("--text") : style("--accent"))) },
     customdata: sorted.map((line) => [epochsOf(line), line.seeds, scoreText(metric, line.score)]),
     hovertemplate: "%{customdata[2]}<br>epochs %{customdata[0]}, %{customdata[1]} seeds<extra></extra>",
   };
-  plot(element, [trace], { height: 100 + 26 * sorted.length, xaxis: { title: { text: `${metric.axis}, mean and 95 % interval; in brackets FLOPs` } } });
+  const axis = scoreAxis(metric), how = sorted.every((line) => isNumber(line.score_interval)) ? "mean and 95 % interval" : "mean and interval, or range of two seeds";
+  axis.title.text = `${metric.axis}, ${how}; in brackets FLOPs`;
+  plot(element, [trace], { height: 100 + 26 * sorted.length, xaxis: axis });
 }
 
 function epochsOf(line) {

@@ -26,7 +26,11 @@ const digits = (value, count = 4) =>
 const scoreNumber = (metric, value) => Math.abs(metric.scale * value).toFixed(metric.decimals);
 const minus = (value) => (value < 0 ? "−" : "");
 const isBetter = (metric, value, than) => (metric.higher_is_better ? value > than : value < than);
-const scoreInterval = (metric, value) => (isNumber(value) ? ` ± ${scoreNumber(metric, value)}` : "");
+function scoreSpread(metric, interval, ends, text = (m, value) => minus(value) + scoreNumber(m, value)) {
+  // the interval of a mean over seeds; of two seeds, their range
+  if (isNumber(interval)) return ` ± ${scoreNumber(metric, interval)}`;
+  return ends ? ` (${ends.map((end) => text(metric, end)).join(" to ")})` : "";
+}
 const scoreText = (metric, value, absent = "–") =>
   isNumber(value) ? minus(value) + scoreNumber(metric, value) + (metric.unit ? ` ${metric.unit}` : "") : absent;
 const scoreGap = (metric, value) => (isNumber(value) ? (minus(value) || "+") + scoreNumber(metric, value) : "");

@@ -2,7 +2,7 @@
 "use strict";
 
 let state = JSON.parse(document.getElementById("state").textContent);
-const chosen = { run: 0, tree: null, node: null, x: "epochs", y: null, show: "all", trade: "flops", weights: null, layer: 0, time: null, sheet: null, size: "fit" };
+const chosen = { run: 0, tree: null, node: null, x: "flops", y: null, show: "all", trade: "flops", overlay: null, overlayX: "flops", weights: null, layer: 0, time: null, sheet: null, size: "fit" };
 const parts = {}; // section name -> element
 
 const run = () => state.runs[chosen.run];
@@ -39,12 +39,17 @@ const charts = (section, id) => section.querySelector(`[data-chart=${id}]`);
 const SECTIONS = {
   runs() {
     if (state.runs.length < 2) return [];
+    const overlaid = overlayMetrics(state.runs);
     return [
       h("h2", {}, "Runs"),
       table([["run"], ["model"], ["state"], ["result", true], ["FLOPs", true], ["of standard's", true]], state.runs.map((r, i) => [
         h("button", { type: "button", onclick: () => { Object.assign(chosen, { run: i, tree: null, node: null, show: "all", weights: null, time: null, sheet: null }); drawAll(); } }, r.name),
         modelText(r) || "–", runState(r), ...(r.transfer ? transferResult(r) : [isNumber(primaryScore(r)) ? `${primary(r).label} ${scoreText(primary(r), primaryScore(r))}` : "–", flops(r.result.training_flops), digits(r.result.normalized_flops, 3)]),
       ])),
+      !overlaid.length ? null : h("div", { class: "controls" },
+        choice("score", overlaid.map(({ name, title }) => [name, title]), overlayMetric().name, (overlay) => set({ overlay }, "runs")),
+        choice("cost", OVERLAY_AXES, chosen.overlayX, (overlayX) => set({ overlayX }, "runs"))),
+      overlaid.length ? chart("overlay") : null,
       h("p", { class: "quiet" }, `Below: ${run().name}`),
     ];
   },
@@ -53,7 +58,7 @@ const SECTIONS = {
     const r = run(), result = r.result, metric = primary(r), score = primaryScore(r);
     const lines = [h("p", { class: "quiet" }, [modelText(r), dataText(r), runState(r), r.started ? `started ${new Date(r.started).toLocaleString()}` : null].filter(Boolean).join(" · "))];
     if (isNumber(score)) {
-      lines.push(h("p", { class: "verdict" }, `RBDC: ${metric.label} ${scoreText(metric, score)} with ${flops(result.training_flops)} for all models of the tree, ${digits(result.normalized_flops, 3)} times what ${digits(r.about.baseline_epochs)} epochs of standard training cost.`));
+      lines.push(h("p", { class: "verdict" }, `RBDC: ${metric.label} ${scoreText(metric, score)} with ${flops(result.training_flops)} for all models of the tree${isNumber(result.normalized_flops) ? `, ${digits(result.normalized_flops, 3)} times what ${digits(r.about.baseline_epochs)} epochs of standard training cost` : ""}.`));
       if (result.standard) {
         const theirs = primaryScore(r, result.standard);
         lines.push(h("p", { class: "verdict" }, `Standard training beside it: ${metric.label} ${scoreText(metric, theirs)}; ${scoresCompared(metric, score, theirs)} for RBDC with ${isNumber(result.relative_flops) ? result.relative_flops.toFixed(2) : "1.00"} of its FLOPs${isNumber(result.relative_time) ? `, in ${result.relative_time.toFixed(2)} times the time` : ""}. One seed, so a hint, not a result.`));
@@ -105,7 +110,7 @@ const SECTIONS = {
       [`best ${metric.label}`, node.best ? `${scoreText(metric, node.best[metric.name])} at epoch ${digits(node.best.epoch)}` : null],
       ["FLOPs", node.planned_flops ? `${flops(node.flops)} of ${flops(node.planned_flops)} planned` : null],
       ["parents", node.kind === "grow" ? node.parents.map((key) => shortName(run().nodes[key])).join(", ") : null], ["time", node.seconds ? duration(node.seconds) : null],
-      ["images a second", node.images && node.seconds ? digits(node.images / node.seconds, 3) : null],
+      speedOf(node),
       ["proof's error", isNumber(node.proof_error) ? node.proof_error.toExponential(1) : null], ["drift of the norms", isNumber(node.norm_drift) ? node.norm_drift.toExponential(1) : null],
       ["method", node.method], ["learning rate", isNumber(node.lr) ? digits(node.lr) : null],
       ...Object.entries(node.task).filter(([name]) => name !== "epochs").map(([name, value]) => [name.replaceAll("_", " "), plain(value)]),
@@ -168,17 +173,19 @@ const SECTIONS = {
     ];
   },
 
+  samples: () => (run().transfer || !run().trees.length ? [] : samplesSection(trainings())),
+
   cost: () => (run().transfer ? costSection(run().transfer) : []),
 
   data: () => (run().transfer ? dataSection(run().data) : []),
 
   repeat() {
     const r = run();
-    const loads = r.result.timm_loads === false ? `rbdc.load("${r.folder}/model")` : `timm.create_model("local-dir:${r.folder}/model", pretrained=True)`;
+    const loads = isText(r) ? `transformers.AutoModelForCausalLM.from_pretrained("${r.folder}/model")` : r.result.timm_loads === false ? `rbdc.load("${r.folder}/model")` : `timm.create_model("local-dir:${r.folder}/model", pretrained=True)`;
     return [
       h("h2", {}, "How to repeat it"),
       r.command ? h("pre", {}, r.command) : null,
-      !r.command ? null : h("p", { class: "quiet" }, "The same command with the same folder continues a run that was stopped; with another folder it repeats the run."),
+      h("p", { class: "quiet" }, r.command ? "The same command with the same folder continues a run that was stopped; with another folder it repeats the run." : "It was started from Python: the same call with the same folder continues it, with another folder it repeats it."),
       isNumber(primaryScore(r)) ? [h("h3", {}, "The model"), h("pre", {}, loads)] : null,
       r.transfer ? loadDetectors(r) : null,
       r.transfer ? null : facts([
@@ -192,6 +199,7 @@ const SECTIONS = {
 };
 
 const AFTER = {
+  runs: (section) => { const e = charts(section, "overlay"); if (e) drawOverlay(e, state.runs, overlayMetric(), chosen.overlayX); },
   compare: (section) => { const e = charts(section, "trade"); if (e) drawTrade(e, run().summary, compared(), tradeX(run().summary)); },
   node: (section) => { const e = charts(section, "node"), node = run().nodes[chosen.node]; if (e && node.history.epoch) drawNode(e, node, shownMetrics(run())); },
   curves: (section) => { const e = charts(section, "curves"); if (e) drawCurves(e, run(), shown(), chosen.x, curveY(run())); },
@@ -205,6 +213,7 @@ const AFTER = {
   },
 };
 
+const overlayMetric = () => overlayMetrics(state.runs).find(({ name }) => name === chosen.overlay) || overlayMetrics(state.runs)[0];
 const hasBlocks = (node) => node.blocks && (node.parents.length > 0 || node.name.startsWith("standard"));
 const weightNode = (nodes) => nodes.find((node) => node.key === chosen.weights) || nodes.find((node) => shortName(node) === "target") || nodes[nodes.length - 1];
 
@@ -244,6 +253,7 @@ function modelName(model) {
 
 function dataText(r) {
   if (r.transfer) return splitsText(r.data);
+  if (isText(r)) return textData(r.data);
   return r.data.name ? `${r.data.name}, ${r.data.train_images} training and ${r.data.test_images} test images` : null;
 }
 
@@ -257,10 +267,10 @@ const isKnown = (summary, cost) => summary.lines.some((line) => isNumber(line[co
 const tradeX = (summary) => (isKnown(summary, chosen.trade) ? chosen.trade : "flops");
 const compared = () => run().metrics.find(({ name }) => name === run().summary.metric);
 
-function gapText(metric, gap, interval) {
+function gapText(metric, gap, interval, ends) {
   const certain = isNumber(interval) && Math.abs(gap) > interval; // the interval excludes 0
   const colour = !certain ? null : isBetter(metric, gap, 0) ? "better" : "worse";
-  return h("span", { class: colour }, scoreGap(metric, gap) + scoreInterval(metric, interval));
+  return h("span", { class: colour }, scoreGap(metric, gap) + scoreSpread(metric, interval, ends, scoreGap));
 }
 
 function comparison(summary, metric) {
@@ -270,8 +280,8 @@ function comparison(summary, metric) {
   return table(columns, lines.map((line, i) => {
     const paper = published[`${line.protocol} ${digits(line.budget, 6)}`];
     const row = [
-      line.protocol, line.flops.toFixed(3), scoreText(metric, line.score, "missing") + scoreInterval(metric, line.score_interval), gapText(metric, line.gap, line.gap_interval),
-      isNumber(line.relative_time) ? line.relative_time.toFixed(2) : "–", gapText(metric, line.time_gap, line.time_gap_interval),
+      line.protocol, line.flops.toFixed(3), scoreText(metric, line.score, line.unfinished ? "not yet" : "failed") + scoreSpread(metric, line.score_interval, line.score_range), gapText(metric, line.gap, line.gap_interval, line.gap_range),
+      isNumber(line.relative_time) ? line.relative_time.toFixed(2) : "–", gapText(metric, line.time_gap, line.time_gap_interval, line.time_gap_range),
       scoreText(metric, line.best_score), epochsOf(line), digits(line.data_passes, 3), line.missing ? `${line.seeds} of ${line.seeds + line.missing}` : line.seeds,
       ...(papers ? [scoreText(metric, paper, "")] : []),
     ];
@@ -281,14 +291,15 @@ function comparison(summary, metric) {
 }
 
 function reached(summary, metric) {
+  const unfinished = (protocol) => summary.lines.some((line) => [protocol, "standard"].includes(line.protocol) && line.unfinished);
   const end = (value) => (value === "inf" ? "never" : value === "-inf" ? "below the smallest budget" : isNumber(value) ? value.toFixed(2) : "–");
   const budgets = (protocol) => summary.lines.filter((line) => line.protocol === protocol).length; // two make a curve
   const cells = (cost, found) => (found ? [end(found[cost]), found.low === found.high ? "" : `${end(found.low)} to ${end(found.high)}`] : ["–", ""]);
   const found = (cost, protocol) => (summary[`${cost}_to_reach`] || {})[protocol];
   const rows = [...new Set(summary.lines.map((line) => line.protocol))].filter((protocol) => protocol !== "standard" && budgets(protocol) > 1 && found("flops", protocol))
-    .map((protocol) => [protocol, ...["flops", "time"].flatMap((cost) => cells(cost, found(cost, protocol)))]);
+    .map((protocol) => [protocol, ...["flops", "time"].flatMap((cost) => (unfinished(protocol) ? ["not yet", ""] : cells(cost, found(cost, protocol))))]);
   const notes = [!isKnown(summary, "time") ? null : h("p", { class: "quiet" }, "Time is that of all models involved, one after the other: 1 is standard training with the same FLOPs. At equal time is the difference from it in the time that it took.")];
-  if ((summary.tuning || []).length) notes.push(h("p", { class: "quiet" }, `Tuned on held-out images, which cost ${digits(summary.tuning_flops, 3)} times standard training; learning rate, and the share of the training at which it begins to fall: ${[...new Set(summary.rows.map((row) => `${row.protocol} ${digits(row.lr)}, ${digits(row.decay_start)}`))].join("; ")}.`));
+  if ((summary.tuning || []).length) notes.push(h("p", { class: "quiet" }, `Tuned on held-out data, which cost ${digits(summary.tuning_flops, 3)} times standard training; learning rate, and the share of the training at which it begins to fall: ${[...new Set(summary.rows.map((row) => `${row.protocol} ${digits(row.lr)}, ${digits(row.decay_start)}`))].join("; ")}.`));
   if (!rows.length) return notes;
   return [...notes, h("h3", {}, `FLOPs and time to reach standard training's best ${metric.label}`), table([["protocol"], ["FLOPs", true], ["95 %", true], ["time", true], ["95 %", true]], rows)];
 }

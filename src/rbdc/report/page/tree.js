@@ -70,7 +70,8 @@ function stateText(node) {
 function shapeText(node) {
   // what a stage may differ in beside its width
   const pixels = node.image && (node.image[0] === node.image[1] ? `${node.image[0]} px` : `${node.image.join(" × ")} px`);
-  return [node.blocks ? `${node.blocks} blocks` : null, pixels].filter(Boolean).join(", ");
+  const tokens = node.sequence_length ? `${node.sequence_length} tokens` : null;
+  return [node.depth ? `${node.depth} blocks` : null, pixels, tokens].filter(Boolean).join(", ");
 }
 
 function box(node, metric, x, y, chosen, choose) {
