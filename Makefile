@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: test pytest test-numerics demo docs lint clean
+.PHONY: test pytest test-numerics demo docs wheel lint clean
 .DEFAULT_GOAL := test
 
 test: $(VENV)/.dev             ## set up, lint, type-check, test
@@ -24,10 +24,21 @@ demo: $(VENV)/.ready           ## set up, then train a small tree beside standar
 docs: $(VENV)/.docs            ## set up, then build the documentation: build/docs/index.html
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
 
+wheel: $(VENV)/.dev            ## set up, then build dist/*.whl and train the demo from it alone
+	rm -rf dist build/empty
+	$(BIN)/python -m build --no-isolation
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/pip install --quiet dist/*.whl
+	cd build/empty && bin/rbdc train --recipe demo --output demo
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/rumdl check .
+	$(BIN)/shellcheck --severity=warning .ci/run examples/slurm/*.sbatch
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/mypy
 
 $(VENV)/.ready: pyproject.toml
@@ -45,4 +56,4 @@ $(VENV)/.dev: $(VENV)/.ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs build
+	rm -rf $(VENV) runs build dist

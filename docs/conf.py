@@ -28,6 +28,6 @@ maximum_signature_line_length = 80
 nitpicky = True
 # What is not ours, and what is not public, has no page here.
 nitpick_ignore_regex = [
-    (r"py:class", r"(torch|collections|pathlib|nn)\..*"),
+    (r"py:class", r"(torch|collections|fractions|pathlib|nn)\..*"),
     (r"py:class", r"rbdc\.\w+\..*"),
 ]

@@ -22,7 +22,7 @@ def structures(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Remember how models couple among the tests' own files, for all workers of a session."""
     base = tmp_path_factory.getbasetemp()
     root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    models.structures.FOLDER = root / "structures"
+    models.memory.FOLDER = root / "structures"
 
 
 @pytest.fixture(scope="session")

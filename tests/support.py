@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -19,14 +20,18 @@ from torch import Tensor, nn
 
 import rbdc
 from rbdc.cli import main
-from rbdc.data import DataSet, ImageSet, embedded, memory_data, open_data
+from rbdc.data import DataSet, ImageSet, TextData, embedded, memory_data, open_data
+from rbdc.data.text import text_data
+from rbdc.data.text_sources import embedded_text
+from rbdc.data.tokenizer import find_tokenizer
 from rbdc.disk import write_json
 from rbdc.jobs.engine import Watcher
+from rbdc.models.language import NAMES
 from rbdc.runs.run import Run, Where, start
 from rbdc.settings import Machine, Recipe
-from rbdc.training import Session, Start, Task, Trained, World, fit_to_data, image_format
+from rbdc.training import Session, Start, Task, Trained, World, fit_to_data, input_format
 from rbdc.training import train as run_session
-from rbdc.training.classification import Classification
+from rbdc.training.problems import make_problem
 
 SMALL_VIT: dict[str, Any] = {
     "img_size": 16,
@@ -105,6 +110,28 @@ def small_data(train: int = 40, test: int = 20) -> DataSet:
     )
 
 
+def small_text() -> TextData:
+    """Forty training sequences of the embedded text, by characters, and a few to test on."""
+    text = embedded_text()[:1000]
+    tokenizer = find_tokenizer("characters", text)
+    parts = tokenizer.encode(text[:645]), tokenizer.encode(text[645:])
+    return text_data(
+        "text", *parts, length=16, vocab_size=tokenizer.vocab_size, tokenizer=tokenizer,
+        test_bytes=355,
+    )  # fmt: skip
+
+
+def data_for(name: str) -> DataSet:
+    """Return what a small model of this name learns from: images, or text."""
+    return small_text() if name in NAMES else small_data()
+
+
+LANGUAGE = pytest.param(
+    "gpt2", marks=pytest.mark.skipif(not find_spec("transformers"), reason="no transformers")
+)
+"""A language model, wherever a test of image classifiers can have one."""
+
+
 def folder_data(root: Path, train: int = 40, test: int = 20) -> DataSet:
     """The same images as a folder of PNG files."""
     data = small_data(train, test)
@@ -142,6 +169,9 @@ TINY: dict[str, dict[str, Any]] = {
         "stem_width": 4,
     },
 }
+TINY_TEXT: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 16, "n_head": 4, "n_layer": 2, "n_positions": 16},
+}
 
 
 def small_recipe(**settings: Any) -> Recipe:
@@ -161,9 +191,9 @@ def small_task(
     **settings: Any,
 ) -> Task:
     recipe = small_recipe(**settings)
-    spec = rbdc.ModelSpec(name=name, arguments=arguments or TINY[name])
+    spec = rbdc.ModelSpec(name=name, arguments=arguments or {**TINY, **TINY_TEXT}[name])
     spec = fit_to_data(spec, data, recipe)
-    image = image_format(spec, recipe, data)
+    image = input_format(spec, recipe, data)
     return Task(
         model=spec,
         recipe=recipe,
@@ -225,9 +255,9 @@ def train(
     observe: Callable[[Any], None] = lambda _progress: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Trained:
-    """Train a classifier in one session."""
+    """Train a model in one session."""
     world = world or World()
-    problem = Classification(task, data, start, machine, world, teacher=teacher, blocks=blocks)
+    problem = make_problem(task, data, start, machine, world, teacher=teacher, blocks=blocks)
     with Session(
         problem, folder, machine=machine, world=world, flops=flops, observe=observe
     ) as session:
@@ -247,14 +277,17 @@ def _alone(target: Callable[..., None], *args: Any) -> None:
 
 
 def forked_command(
-    words: list[str], said: Path, main: Callable[[list[str]], Any] = main
+    words: list[str],
+    said: Path,
+    main: Callable[[list[str]], Any] = main,
+    fork: Callable[..., ForkProcess] = forked,
 ) -> ForkProcess:
     """Start a command as the head of a process group; what it says goes into a file.
 
     It is a copy of this process: a new one would spend seconds on imports.
     """
     said.touch()
-    return forked(_command, words, said, main)
+    return fork(_command, words, said, main)
 
 
 def _command(words: list[str], said: Path, main: Callable[[list[str]], Any]) -> None:

@@ -11,8 +11,8 @@ import rbdc
 
 SOURCE = Path(rbdc.__file__).parent
 ORDER = [
-    {"errors"},
-    {"disk", "structure"},
+    {"errors", "shown", "stops"},
+    {"arguments", "disk", "structure"},
     {"metrics", "settings"},
     {"coupling", "data"},
     {"models"},
@@ -24,6 +24,7 @@ ORDER = [
     {"growth", "transfer"},
     {"experiments"},
     {"report"},
+    {"api"},
     {"commands"},
     {"cli"},
 ]

@@ -38,11 +38,11 @@ def test_tuned_stopped_and_gone_on_with(
     process.join()
     _, _, rest = said.read_text().partition(begun)
     assert process.exitcode == 75
-    assert "missing" in rest and "tuned on held-out images" in rest
+    assert "not yet" in rest and "tuned on held-out data" in rest
     assert main(words) == 0
     text = capfd.readouterr().out
     assert "6 trials of 21 jobs" in text
-    assert "already trained" in text and "missing" not in text
+    assert "already trained" in text and "not yet" not in text
     assert "picture" in text and (output / "accuracy-flops.svg").exists()
     assert main(["status", str(output)]) == 0
 

@@ -5,6 +5,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
@@ -13,13 +15,17 @@ from typing import Any
 
 import matplotlib as mpl
 import pytest
+import timm
+import timm.utils
+import torch
 
 import rbdc
 from rbdc.cli import main, make_parser
+from rbdc.data.text_sources import embedded_text
 from rbdc.models import families
 from rbdc.settings import Machine
 from scripts.drawings import draw
-from tests.support import folder_data, parents
+from tests.support import TINY_TEXT, folder_data, parents, randomized
 from tests.test_architecture import ORDER
 from tests.transfer.scenes import classifier, write_scenes, write_split
 
@@ -29,6 +35,14 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"
 FENCED = r"^```(?P<language>\S*)\n(?P<body>[\s\S]*?)^```$"
 COMMAND = r"(?:rbdc|torchrun) (?:[^\n]*\\\n)*[^\n]*$"
 INDENTED = rf"^ {{4}}(?P<command>{COMMAND})"
+
+TEXT = "docs/language.md"
+"""A page whose trainings learn from a text, not from images."""
+PLAYS = "--data plays.txt --batch-size 4 --threads 1 --jobs 1 --workers 0 --no-tensorboard"
+SHORTER_TEXT = {
+    "train": f"{PLAYS} --baseline-epochs 1",
+    "compare": f"{PLAYS} --baseline-epochs 1 --budgets 1.0 --seeds 1",
+}
 
 # What makes a training one of seconds; the last word on the command line is the one that counts.
 SMALL = "--data photos --in-memory --batch-size 8 --threads 1 --jobs 1 --workers 0 --no-tensorboard"
@@ -61,9 +75,14 @@ class Step:
     needs: str = ""
     """What a command is marked to need."""
 
-    @property
-    def shorter(self) -> list[str]:
-        words = [*self.words, *SHORTER.get(self.words[0], "").split()]
+    def shorter(self, page: str = "") -> list[str]:
+        options = SHORTER_TEXT if page == TEXT else SHORTER
+        words = [*self.words, *options.get(self.words[0], "").split()]
+        if page == TEXT and words[0] in options and "--model-kwargs" not in words:
+            words += [
+                "--model-kwargs",
+                *(f"{name}={value}" for name, value in TINY_TEXT["gpt2"].items()),
+            ]
         if "--engine" in self.words:  # it decides itself how many at a time
             words = " ".join(words).replace(" --jobs 1", "").split()
         by_epochs = self.words[0] == "train" and "--epochs" in self.words
@@ -87,6 +106,17 @@ def _command(line: str) -> Step:
     start = words.index("rbdc.cli" if words[0] == "torchrun" else "rbdc") + 1
     needs = comment if comment.startswith("needs ") else ""
     return Step(words=tuple(words[start:]), needs=needs)
+
+
+def write_checkpoint(model: Any, folder: Path) -> None:
+    """Write last.pth.tar as timm's train.py does."""
+    folder.mkdir(parents=True)
+    arguments = Namespace(model=model.pretrained_cfg["architecture"], model_kwargs={}, lr=0.1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    saver = timm.utils.CheckpointSaver(
+        model, optimizer, args=arguments, checkpoint_dir=str(folder), recovery_dir=str(folder)
+    )
+    saver.save_checkpoint(0)
 
 
 STEPS = {str(page.relative_to(ROOT)): list(steps(page)) for page in PAGES}
@@ -126,6 +156,13 @@ def test_a_page_can_be_followed(
     if name == "docs/report.md":  # two runs
         for run in ("runs/demo", "runs/other"):
             rbdc.train(run, steps=1, with_baseline=False, **SHORT)
+    if name == "docs/loop.md":
+        warnings.simplefilter("ignore")  # these libraries warn of each other
+        # what timm's train.py wrote
+        narrow = timm.create_model("deit_tiny_patch16_224")
+        for experiment in "ab":
+            narrow.init_weights()
+            write_checkpoint(narrow, Path("output/train") / experiment)
     if name == "docs/transfer.md":  # trained classifiers, and images with objects
         for number, run in enumerate(("base", "standard", "rbdc")):
             rbdc.export(classifier(num_classes=number + 2), Path("runs") / run)
@@ -134,6 +171,11 @@ def test_a_page_can_be_followed(
             annotations = write_split(tmp_path, f"{split}_photos")
             annotations.rename(annotations.with_name(f"{split}.json"))
             shutil.copytree(tmp_path / f"{split}_photos", tmp_path / "photos", dirs_exist_ok=True)
+    if name == TEXT:  # a text, and two language models
+        pytest.importorskip("transformers")
+        (tmp_path / "plays.txt").write_text(embedded_text()[:6000])
+        for seed, side in enumerate("ab"):
+            rbdc.export(randomized(rbdc.build("gpt2", **TINY_TEXT["gpt2"]), seed), f"small/{side}")
     monkeypatch.setattr(rbdc, "train", partial(rbdc.train, **SHORT))
     namespace: dict[str, Any] = {"__name__": "a_page"}
     for step in STEPS[name]:
@@ -142,11 +184,11 @@ def test_a_page_can_be_followed(
             entries = [value for value in namespace.values() if isinstance(value, families.Family)]
             monkeypatch.setattr(families, "FAMILIES", (*families.FAMILIES, *entries))
         elif "--engine" in step.words and not step.needs:  # tests/tree starts Ray in a clean one
-            command = [sys.executable, "-m", "rbdc.cli", *step.shorter]
+            command = [sys.executable, "-m", "rbdc.cli", *step.shorter()]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
         elif not (step.needs or ENDLESS & set(step.words)):
-            assert main(step.shorter) == 0, (step.words, capfd.readouterr().err)
+            assert main(step.shorter(name)) == 0, (step.words, capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)

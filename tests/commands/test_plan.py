@@ -12,6 +12,7 @@ from rbdc.cluster.allocation import plan_cluster
 from rbdc.commands.plan import plan_parser
 from rbdc.models import ModelSpec
 from rbdc.plan import Hardware, make_plan, scaling_of
+from tests.support import TINY_TEXT
 
 SIZE = {"img_size": 28, "patch_size": 4, "embed_dim": 64, "num_heads": 4, "depth": 2}
 PLAN = [
@@ -106,7 +107,7 @@ def test_hours_and_money_follow_from_speeds(capsys: pytest.CaptureFixture[str]) 
     seconds = 10_000 * (40 / 100 + 40 / 300 + 40 / 500)
     assert f"{seconds / 3600:.3g} hours on one device" in text
     assert f"{seconds / 3600 * 2:.2f}" in text
-    assert "120 passes over 10,000 images (standard: 300); 70 decoded" in text
+    assert "120 passes over 10,000 images; 70 decoded" in text
     found = json.loads(run(capsys, speeds, "--loader=200", "--price=2", "--json"))["hours"]
     assert found["total"] == pytest.approx(seconds / 3600)
     assert found["money"] == pytest.approx(seconds / 1800)
@@ -158,6 +159,20 @@ def test_measured_speeds_are_remembered(
     assert second["total"] == first["total"]
     third = json.loads(run(capsys, *measure, "--measure-again", "--json"))["hours"]
     assert third["total"] != first["total"]
+
+
+def test_tokens_are_sequences_of_a_language_model(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    words = ["plan", "gpt2", "--steps=1", "--epochs=1", "--rounding=none", "--model-kwargs"]
+    words += [f"{name}={value}" for name, value in TINY_TEXT["gpt2"].items()]
+    assert main([*words, "--tokens=1000", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["images"] == 1000 // 16
+    for tokens, message in (("15", "less than one sequence of 16"), ("-3", "less than one")):
+        assert main([*words, f"--tokens={tokens}"]) == 2
+        assert message in capsys.readouterr().err
+    assert main([*PLAN, "--tokens=1000"]) == 2
+    assert "takes images, and --tokens is for text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

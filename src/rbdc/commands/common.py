@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rbdc.commands.options import Parser, given_settings
+from rbdc.errors import RbdcError
 from rbdc.settings import (
     Augmentation,
     Cluster,
@@ -64,15 +65,17 @@ def add_run(parser: Parser, output: str) -> None:
 def chosen_settings(options: Namespace) -> tuple[str, Request, Recipe]:
     """Return the name of the recipe, and its settings where options do not override them.
 
-    A command that names no recipe uses the one of its model's family, or the demo's.
+    A command that names no recipe uses the one of its model's family, with the family's growth, or
+    the demo's.
     """
     given = given_settings(options, Request) | given_settings(options, Recipe)
-    name = options.recipe or "demo"
+    name, growth = options.recipe or "demo", {}
     if not options.recipe and "model" in given:
         from rbdc.models import as_spec, family
 
-        name = family(as_spec(given["model"])).recipe
-    return name, *split_settings(read_recipe(name), given)
+        known = family(as_spec(given["model"]))
+        name, growth = known.recipe, {"grow": ["auto"], "ratio": known.ratio}
+    return name, *split_settings({**read_recipe(name), **growth}, given)
 
 
 @contextmanager
@@ -96,3 +99,11 @@ def joined(options: Namespace) -> Iterator["Where"]:
         yield settle(where)
     finally:
         leave_world()
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a file that no picture can be written to."""
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise RbdcError(f"{path} is not a picture's name", "End it in .png, .svg or .pdf.")
+    if not path.absolute().parent.is_dir():
+        raise RbdcError(f"{path.parent} is not a folder", "Make it first, or choose another.")

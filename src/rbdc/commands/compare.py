@@ -3,10 +3,10 @@
 import json
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rbdc.commands.common import add_run, add_training, chosen_settings, joined
-from rbdc.commands.console import make_console
+from rbdc.commands.console import make_console, say
 from rbdc.commands.options import Parser, comma_separated, comma_separated_numbers
 from rbdc.settings import SPEND
 
@@ -39,6 +39,9 @@ def compare_parser() -> Parser:
         help="share of the training images that tuning holds out, and tests on")  # fmt: skip
     add("--tune-budget", type=float, brief=False,
         help="budget to tune at (default: the largest of --budgets)")  # fmt: skip
+    add("--clock", type=Literal["elapsed", "cpu"], default="elapsed", brief=False,
+        help="measure trainings by elapsed time, or by the CPU time of their processes: on a CPU "
+        "that does other things, too")  # fmt: skip
     add("--json", action="store_true", help="print the summary as JSON")
     # A protocol says its steps and the budgets how much is spent, exactly: nothing is rounded.
     decided = {*SPEND, "steps", "schedule", "costs", "rounding", "seed", "with_baseline",
@@ -65,6 +68,7 @@ def compare_command(options: Namespace) -> None:
         tune_decay=comma_separated_numbers("--tune-decay", options.tune_decay),
         tune_split=options.tune_split,
         tune_budget=options.tune_budget,
+        clock=options.clock,
     )
     output = options.output or Path("runs") / f"compare-{Path(name).stem}"
     with joined(options) as where:
@@ -77,7 +81,7 @@ def _list_protocols() -> None:
 
     for name, protocol in protocols().items():
         words = f"\n{'':16} after a colon: {protocol.words}" if protocol.words else ""
-        print(f"{name:16} {protocol.summary}{words}")
+        say(f"{name:16} {protocol.summary}{words}")
 
 
 def show_comparison(
@@ -123,7 +127,7 @@ def _print_result(output: Path, options: Namespace, console: Any) -> None:
     if summary is None:
         return
     if options.json:
-        print(json.dumps(summary, indent=2))
+        say(json.dumps(summary, indent=2))
     console.print(comparison_table(summary))
     for path in save_comparison_plots(summary, output):
         console.print(f"picture {path}", highlight=False)

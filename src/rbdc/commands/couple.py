@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from rbdc.commands.common import add_weight_files
+from rbdc.commands.console import say
 from rbdc.commands.options import Parser
 
 
@@ -20,7 +21,7 @@ def couple_parser() -> Parser:
     add("first", type=Path, help="exported folder, or weight file together with --model")
     add("second", type=Path, help="the same, trained from another seed")
     add("--output", type=Path, metavar="DIR", required=True,
-        help="folder for the wide model, in timm's format")  # fmt: skip
+        help="folder for the wide model, in its parents' format")  # fmt: skip
     add_weight_files(parser)
     add("--off-diagonal", type=Literal["zero", "random"], default="zero",
         help="blocks between the halves: zeros, or the layer's usual initialisation")  # fmt: skip
@@ -47,18 +48,33 @@ def couple_command(options: Namespace) -> None:
         **{name: getattr(options, name) for name in names},
     )
     if options.json:
-        print(json.dumps(record, indent=2))
+        say(json.dumps(record, indent=2))
         return
     coupling = record["coupling"]
     error, drift = coupling["proof_error"], coupling["norm_drift"]
-    print(f"{options.output}: {record['spec']['name']} at width {record['spec']['width']:g}")
+    for line in record.get("read", ()):
+        say(f"read {line}")
+    say(f"{options.output}: {record['spec']['name']} at width {record['spec']['width']:g}")
+    for name, (before, after) in record.get("sizes", {}).items():
+        say(f"  {name} {_size(before)} -> {_size(after)}")
     if options.off_diagonal == "zero" and not coupling["exact"]:
-        print(f"inexact: even with norms per branch it is {error:.1e} off its parents' mean")
+        say(f"inexact: even with norms per branch it is {error:.1e} off its parents' mean")
     elif options.off_diagonal == "zero":
-        print(f"proof: with norms per branch it is its parents' mean, to {error:.1e} of the logits")
+        of = (
+            "a small one of random weights"
+            if coupling.get("proven_on") == "random weights"
+            else "it"
+        )
+        say(f"proof: with norms per branch {of} is its parents' mean, to {error:.1e} of the logits")
     else:
-        print(f"random off-diagonal blocks: {error:.1e} of the logits from its parents' mean")
-    print(f"drift: joint normalisation moves its logits by {drift:.1e}")
-    print(f"load it with {how_to_load(options.output, timm_loads=record['timm_loads'])}")
+        say(f"random off-diagonal blocks: {error:.1e} of the logits from its parents' mean")
+    say(f"drift: joint normalisation moves its logits by {drift:.1e}")
+    say(f"load it with {how_to_load(options.output, timm_loads=record['timm_loads'])}")
     if not coupling["class_names_compared"]:
-        print("note: a parent carries no class list, so the order of classes was not compared")
+        say("note: a parent carries no class list, so the order of classes was not compared")
+    if not coupling.get("tokenizers_compared", True):
+        say("note: a parent carries no tokenizer, so the numbers of tokens were not compared")
+
+
+def _size(value: int | tuple[int, ...]) -> str:
+    return f"{value:,}" if isinstance(value, int) else ", ".join(map(str, value))

@@ -2,8 +2,10 @@
 
 import json
 from argparse import Namespace
+from pathlib import Path
 
-from rbdc.commands.console import show
+from rbdc.commands.common import check_picture
+from rbdc.commands.console import say, show
 from rbdc.commands.options import Parser
 
 
@@ -20,6 +22,7 @@ def explain_parser() -> Parser:
     add("--model-kwargs", type=dict, default={},
         help="arguments of the full-width model, such as depth=6 img_size=64")  # fmt: skip
     add("--tensors", action="store_true", help="print every tensor, not one example per rule")
+    add("--plot", type=Path, metavar="FILE", help="also draw it (.png, .svg or .pdf)")
     add("--json", action="store_true", help="print everything as JSON")
     return parser
 
@@ -28,29 +31,36 @@ def explain_command(options: Namespace) -> None:
     """Print how a model couples."""
     from rich.table import Table
 
-    from rbdc.models import as_spec
+    from rbdc.models import as_spec, shapes_of
     from rbdc.models.explain import explain
+    from rbdc.report.figures import save_figure
+    from rbdc.report.structure import draw_structure
 
+    if options.plot:
+        check_picture(options.plot)
     found = explain(as_spec(options.model, options.width, **options.model_kwargs))
+    if options.plot:
+        shapes = {name: tuple(t.shape) for name, t in shapes_of(found.spec).items()}
+        save_figure(draw_structure(found.groups, found.structure.layout, shapes), options.plot)
     if options.json:
-        print(json.dumps(found.to_json(), indent=2))
+        say(json.dumps(found.to_json(), indent=2))
         return
     structure, proof = found.structure, found.proof
-    print(f"{found.spec}: halved {found.halved}")
+    say(f"{found.spec}: halved {found.halved}")
     table = Table("rule", "tensors", "of them" if options.tensors else "for example", box=None)
     for rule, names in found.groups.items():
         table.add_row(rule, str(len(names)), "\n".join(names if options.tensors else names[:1]))
     show(table)
     if structure.joint:
         first, count = next(iter(structure.joint)), len(structure.joint)
-        print(f"{count} modules mix the halves, as {first}; the proof runs each per half")
+        say(f"{count} modules mix the halves, as {first}; the proof runs each per half")
     if structure.unused:
-        print(f"{len(structure.unused)} tensors are not used, as {structure.unused[0]}")
+        say(f"{len(structure.unused)} tensors are not used, as {structure.unused[0]}")
     for what, cause in list(structure.inexact.items())[: None if options.tensors else 5]:
-        print(f"inexact: {what}: {cause}")
+        say(f"inexact: {what}: {cause}")
     if not options.tensors and len(structure.inexact) > 5:
-        print(f"inexact: {len(structure.inexact) - 5} more (--tensors prints all)")
+        say(f"inexact: {len(structure.inexact) - 5} more (--tensors prints all)")
     word = "exact" if proof.holds else "not exact"
-    print(
+    say(
         f"{word}: random parents give an error of {proof.error:.0e}, and {proof.drift:.0e} of drift"
     )

@@ -4,11 +4,14 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from rbdc.commands.console import make_console, show
+from rbdc.commands.console import make_console, say, show
 from rbdc.commands.options import Parser
-from rbdc.errors import RbdcError, printable
+from rbdc.errors import RbdcError
+
+MOST_ROWS = 200  # of a table of jobs; --json has all
 
 
 def status_parser() -> Parser:
@@ -37,9 +40,9 @@ def status_command(options: Namespace) -> None:
 
     status = run_status(options.run)
     if options.json:
-        print(json.dumps(status, indent=2))
+        say(json.dumps(status, indent=2))
     else:
-        show(status_table(status))
+        show(status_table(status, MOST_ROWS))
 
 
 def report_parser() -> Parser:
@@ -71,8 +74,8 @@ def report_command(options: Namespace) -> None:
         return
     if options.figures:
         for path in save_figures(folders, options.figures):
-            print(f"figure {path}")
-    print(f"page {write_report(folders, options.output or folders[0] / REPORT)}")
+            say(f"figure {path}")
+    say(f"page {write_report(folders, options.output or folders[0] / REPORT)}")
 
 
 def _serve(folders: Sequence[Path], port: int) -> None:
@@ -81,9 +84,10 @@ def _serve(folders: Sequence[Path], port: int) -> None:
 
     read_state(folders)  # a mistake is said here
     with make_server(folders, port) as server:
-        print(f"http://{server.server_address[0]!s}:{server.server_address[1]}  (Ctrl-C ends it)")
+        say(f"http://{server.server_address[0]!s}:{server.server_address[1]}  (Ctrl-C ends it)")
         sys.stdout.flush()
-        server.serve_forever()
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def doctor_parser() -> Parser:
@@ -106,12 +110,12 @@ def doctor_command(options: Namespace) -> None:
 
     found = repair(options.run) if options.repair else find_damage(options.run)
     for damage in found:
-        print(printable(f"{damage.problem}\n  {damage.remove} is removed by --repair"))
-        print(f"  computed again: {damage.cost}")
+        say(f"{damage.problem}\n  {damage.remove} is removed by --repair")
+        say(f"  computed again: {damage.cost}")
     if not found:
-        print(f"{options.run}: nothing is damaged")
+        say(f"{options.run}: nothing is damaged")
     elif options.repair:
-        print(f"{counted(len(found), 'thing')} removed; give the run's command again")
+        say(f"{counted(len(found), 'thing')} removed; give the run's command again")
     else:
         raise RbdcError(
             f"{options.run}: {counted(len(found), 'thing')} damaged or missing",
@@ -140,4 +144,4 @@ def export_command(options: Namespace) -> None:
     from rbdc.report.card import export_lines, export_run
 
     export_run(options.run, options.output, license=options.license, force=options.force)
-    print("\n".join(export_lines(options.run, options.output)))
+    say("\n".join(export_lines(options.run, options.output)))

@@ -6,11 +6,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rbdc.commands.console import make_console, show
+from rbdc.commands.common import check_picture
+from rbdc.commands.console import make_console, say, show
 from rbdc.commands.options import Parser, comma_separated_numbers, given_settings
 from rbdc.commands.speeds import add_speeds, check_speed_options
 from rbdc.errors import RbdcError
-from rbdc.settings import GROWTH, PLAN, SPEND, Machine, Request, read_recipe, split_settings
+from rbdc.settings import (
+    GROWTH,
+    PLAN,
+    SPEND,
+    Machine,
+    Request,
+    names_baseline,
+    read_recipe,
+    split_settings,
+)
 
 if TYPE_CHECKING:
     from rbdc.cluster.allocation import ClusterPlan
@@ -31,6 +41,8 @@ def plan_parser() -> Parser:
     add("model", help="timm name of the target, the wide model")
     add("--images", type=int, default=IMAGENET_IMAGES,
         help="number of training images; ImageNet-1K has as many")  # fmt: skip
+    add("--tokens", type=int, metavar="N",
+        help="number of training tokens of a language model, in place of --images")  # fmt: skip
     add("--warmup-epochs", type=float, brief=False,
         help="epochs of warm-up (default 5 for ViTs, 2 for ResNets)")  # fmt: skip
     add("--json", action="store_true", help="print the plan as JSON")
@@ -48,8 +60,7 @@ def _add_hours(parser: Parser) -> None:
     group = parser.add_argument_group("In hours and money, on one device")
     add = partial(parser.add, group=group)
     add("--measure", action="store_true",
-        help="measure the training speed of every level on this device, or use what was measured "
-        "before")  # fmt: skip
+        help="measure the training speed of every level on this device; remembered")  # fmt: skip
     add_speeds(parser, group)
     add("--images-per-second", nargs="+", default=[], metavar="N",
         help="training speed of one device: the target's, or each level's, target first (with "
@@ -86,9 +97,9 @@ def plan_command(options: Namespace) -> None:
     hardware = _hardware(options)
     speeds = _speeds(model, request, options, hardware)
     planning = {name: getattr(request, name) for name in PLAN} | {
-        "growth": Growth.of(request),
+        "growth": Growth.of(request, model),
         "warmup_epochs": options.warmup_epochs,
-        "images": options.images,
+        "images": _samples(model, options),
         "batch_size": options.batch_size,
         "speeds": speeds,
     }
@@ -112,8 +123,26 @@ def plan_command(options: Namespace) -> None:
         more: dict[str, Any] = {name: part.to_json() for name, part in parts.items() if part}
         if candidates:
             more["steps_auto"] = [candidate.to_json() for candidate in candidates]
-        print(json.dumps(plan.to_json() | more, indent=2))
-    _show(plan, hours, candidates, cluster, options)
+        say(json.dumps(plan.to_json() | more, indent=2))
+    _show(plan, hours, candidates, cluster, options, names_baseline(request.to_json()))
+
+
+def _samples(model: "ModelSpec", options: Namespace) -> int:
+    """Return the number of training images, or of the sequences that the tokens make."""
+    from rbdc.models import image_side
+    from rbdc.models.language import is_language
+
+    if options.tokens is None:
+        return int(options.images)
+    if not is_language(model.name):
+        raise RbdcError(f"{model.name} takes images, and --tokens is for text", "Give --images.")
+    length = image_side(model)
+    if options.tokens < length:
+        raise RbdcError(
+            f"--tokens {options.tokens} is less than one sequence of {length}",
+            "Give the number of training tokens of the whole data.",
+        )
+    return int(options.tokens) // length
 
 
 def _show(
@@ -122,6 +151,7 @@ def _show(
     candidates: "tuple[Hours, ...]",
     cluster: "ClusterPlan | None",
     options: Namespace,
+    relative: bool,
 ) -> None:
     from rbdc.report.plan import plan_table, steps_table
     from rbdc.report.timetable import gantt, save_timetable_plot, timetable_table
@@ -132,7 +162,7 @@ def _show(
         return
     if candidates:
         show(steps_table(candidates, plan.steps))
-    show(plan_table(plan, hours))
+    show(plan_table(plan, hours, relative=relative))
     if cluster:
         show(timetable_table(cluster))
     if cluster and options.simulate:
@@ -143,7 +173,7 @@ def _check_options(options: Namespace) -> None:
     """Refuse options that do not go together, before anything is measured."""
     for picture in (options.plot, options.gantt):
         if picture:
-            _check_picture(picture)
+            check_picture(picture)
     if options.devices is None and (options.simulate or options.gantt):
         raise RbdcError("nothing says how many devices there are", "Give --devices N.")
     if options.price is not None and not options.price > 0:
@@ -159,14 +189,14 @@ def _check_options(options: Namespace) -> None:
 
 
 def _model(name: str, request: Request) -> "ModelSpec":
-    from rbdc.models import ModelSpec
+    from rbdc.models import as_spec
 
     arguments = dict(request.model_kwargs)
     if request.img_size is not None:
         if "img_size" in arguments:
             raise RbdcError("the image size was given twice", "Give --img-size once.")
         arguments["img_size"] = request.img_size
-    return ModelSpec(name=name, width=request.width, arguments=arguments)
+    return as_spec(name, request.width, **arguments)
 
 
 def _speeds(
@@ -175,7 +205,7 @@ def _speeds(
     """Return the speeds of the levels that the plan may have; None if none are asked for."""
     from rbdc.plan import Growth, assumed_speeds, check_equal_flops, forward_flops, table_speeds
 
-    growth = Growth.of(request)
+    growth = Growth.of(request, model)
     if request.steps == "auto":
         check_equal_flops(request.budget, request.total_flops)
     steps = growth.most_steps(model) if request.steps == "auto" else request.steps
@@ -249,11 +279,3 @@ def _on_cluster(
         hardware=hardware,
     )
     return plan_cluster(plan, options.devices, scaling)
-
-
-def _check_picture(path: Path) -> None:
-    """Refuse a file that no picture can be written to."""
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise RbdcError(f"{path} is not a picture's name", "End it in .png, .svg or .pdf.")
-    if not path.absolute().parent.is_dir():
-        raise RbdcError(f"{path.parent} is not a folder", "Make it first, or choose another.")

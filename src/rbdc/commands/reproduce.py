@@ -1,4 +1,4 @@
-"""`rbdc reproduce`: the paper's experiments, each a few comparisons."""
+"""`rbdc reproduce`: the paper's experiments and ours, each a few comparisons."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rbdc.commands.common import add_run, joined
 from rbdc.commands.compare import show_comparison
+from rbdc.commands.console import say
 from rbdc.commands.options import Parser
 from rbdc.errors import RbdcError
 from rbdc.settings import Machine
@@ -17,18 +18,20 @@ if TYPE_CHECKING:
 def reproduce_parser() -> Parser:
     """Return the parser of `rbdc reproduce`."""
     parser = Parser(
-        description="Run one of the paper's experiments: efficiency, ratio, padding or growth. The "
-        "same command resumes it.",
+        description="Run one of the paper's experiments (efficiency, ratio, padding, growth), or "
+        "ours: attribution, what growth in width, depth and resolution gives. The same command "
+        "resumes it.",
         epilog="rbdc reproduce growth --scale small",
     )
     add = parser.add
-    add("experiment", help="efficiency, ratio, padding or growth")
+    add("experiment", help="efficiency, ratio, padding, growth or attribution")
     add("--scale", type=Literal["paper", "small"], default="small",
         help="the paper's models on ImageNet, for GPUs; or small models on CPU cores")  # fmt: skip
     add("--data", help="data set (default: the embedded images; --scale paper needs ImageNet)")
     add("--seeds", type=int, help="number of seeds (default: the experiment's own)")
     add("--images-per-second", type=float,
-        help="training speed of the target, for the hours (default: measured)")  # fmt: skip
+        help="training speed of the first case's target, for the hours; those of other cases "
+        "follow by FLOPs (default: measured)")  # fmt: skip
     add("--json", action="store_true", help="print the summaries as JSON")
     add("--set", type=dict, default={},
         help="settings to override, such as baseline_epochs=4 lr=0.004")  # fmt: skip
@@ -50,18 +53,21 @@ def reproduce_command(options: Namespace) -> None:
     data = imagenet_outline() if absent else None
     output = options.output or Path("runs") / f"{options.experiment}-{options.scale}"
     with joined(options) as where:
-        cases = {
-            case.name: prepare_case(case, given, seeds=options.seeds, where=where, data=data)
+        cases = [
+            (case.name, prepare_case(case, given, seeds=options.seeds, where=where, data=data))
             for case in experiment.cases
-        }
+        ]
         speaks = where.world.is_main and not options.json
         if speaks:
-            print(experiment.head)
-        for name, comparison in cases.items():
+            say(experiment.head)
+        first = cases[0][1].setting.forward_flops()
+        for name, comparison in cases:
             if speaks:
-                print(f"\n{name}: {comparison.setting.model} on {comparison.setting.data.name}")
+                say(f"\n{name}: {comparison.setting.model} on {comparison.setting.data.name}")
             if options.dry_run and where.world.is_main:
-                _hours(comparison, where.machine, options.images_per_second)
+                speed = options.images_per_second
+                scale = first / comparison.setting.forward_flops()
+                _hours(comparison, where.machine, None if speed is None else speed * scale)
             show_comparison(comparison, output / name, options, where)
 
 
@@ -79,4 +85,4 @@ def _hours(comparison: "Comparison", machine: Machine, images_per_second: float 
     _, shared = flops_of(comparison.planned)
     passes = shared / setting.baseline_flops * setting.baseline_epochs
     images = passes * len(setting.data.train)
-    print("\n".join(hours_lines(images / images_per_second, images_per_second, measured_here)))
+    say("\n".join(hours_lines(images / images_per_second, images_per_second, measured_here)))

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rbdc.commands.common import add_run, add_training, chosen_settings, joined
-from rbdc.commands.console import make_console, show
+from rbdc.commands.console import make_console, say, show
 from rbdc.commands.options import Parser
 from rbdc.commands.speeds import add_speeds, check_speed_options
+from rbdc.settings import names_baseline
 
 if TYPE_CHECKING:
     from rbdc.experiments.train import Training
@@ -59,8 +60,8 @@ def train_command(options: Namespace) -> None:
         with LiveRun(run.nodes, make_console(quiet=not where.world.is_main)) as live:
             result = execute(run, output, where, live)
         if where.world.is_main and result:
-            print("\n" + "\n".join(result_lines(result, output)))
-            print(f"open       {write_report([output], output / REPORT)}")
+            say("\n" + "\n".join(result_lines(result, output)))
+            say(f"open       {write_report([output], output / REPORT)}")
 
 
 def _introduce(training: "Training", name: str, output: Path, chosen: list[str]) -> None:
@@ -69,14 +70,12 @@ def _introduce(training: "Training", name: str, output: Path, chosen: list[str])
     recipe, data = training.setting.recipe, training.setting.data
     if training.by_steps:
         show(steps_table(training.by_steps, training.plan.steps))
-    show(plan_table(training.plan, training.hours))
-    print(
+    relative = names_baseline(training.request.to_json())
+    show(plan_table(training.plan, training.hours, relative=relative))
+    say(
         f"recipe {name}: {recipe.opt}, learning rate {recipe.learning_rate:.3g} at a batch of "
         f"{recipe.batch_size}, transition {', '.join(training.setting.transition)}\n"
-        f"data {data.name}: {len(data.train):,} training and {len(data.test):,} test images, "
-        f"{len(data.class_names)} classes\n"
-        + "".join(f"{line}\n" for line in chosen)
-        + f"output {output}\n"
+        f"data {data.describe()}\n" + "".join(f"{line}\n" for line in chosen) + f"output {output}\n"
     )
     for image in data.skipped:
-        print(f"skipped, cannot be decoded: {image}")
+        say(f"skipped, cannot be decoded: {image}")

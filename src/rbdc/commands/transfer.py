@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rbdc.commands.common import add_run, add_weight_files, joined
-from rbdc.commands.console import make_console
+from rbdc.commands.console import make_console, say
 from rbdc.commands.options import Parser, given_settings
 from rbdc.errors import RbdcError
 from rbdc.settings import DetectionRecipe, read_detection_recipe, with_unit
@@ -69,7 +69,7 @@ def transfer_command(options: Namespace) -> None:
             result = execute(run, output, where, live)
         if where.world.is_main and result:
             if options.json:
-                print(json.dumps(result, indent=2))
+                say(json.dumps(result, indent=2))
             console.print(transfer_table(result, by_class=options.by_class))
             console.print(f"open {write_report([output], output / REPORT)}", highlight=False)
 
@@ -114,18 +114,18 @@ def _introduce(transfer: "Transfer", name: str, output: Path, chosen: list[str])
     recipe, splits = transfer.recipe, transfer.splits
     for title, split in (("train", splits.train), ("val", splits.val)):
         dropped = ", ".join(f"{count} x {why}" for why, count in split.dropped.items())
-        print(
+        say(
             f"{title}: {len(split.pictures):,} images, {split.objects:,} objects of "
             f"{len(split.class_names)} classes" + (f"; dropped: {dropped}" if dropped else "")
         )
     for backbone, job in {job.backbone.name: job for job in transfer.jobs.values()}.items():
         cost = job.cost
-        print(
+        say(
             f"{backbone}: {job.backbone.spec}, with the heads {cost.total_parameters / 1e6:.1f} M "
             f"parameters, {readable_flops(cost.total_flops)} an image of "
             f"{cost.height} x {cost.width}"
         )
-    print(
+    say(
         f"recipe {name}: {recipe.opt}, learning rate {recipe.lr:.3g} at a batch of "
         f"{recipe.batch_size}, {with_unit(recipe.epochs)}, short side {recipe.min_size} px\n"
         + "".join(f"{line}\n" for line in chosen)
