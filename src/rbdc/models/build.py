@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from rbdc.errors import ModelError, WidthError
 from rbdc.models.constructors import constructor_arguments
-from rbdc.models.create import TORCHVISION, create
+from rbdc.models.create import TORCHVISION, create, is_transformers
 from rbdc.models.families import Family, family_of
 from rbdc.models.language import SEQUENCE, is_language
 from rbdc.models.memory import found
@@ -148,7 +148,7 @@ def fold_parametrizations(model: nn.Module) -> nn.Module:
 
 def timm_builds(spec: ModelSpec) -> bool:
     """Return whether timm alone can build this model from its exported `model_args`."""
-    if spec.name.startswith(TORCHVISION) or is_language(spec.name):
+    if spec.name.startswith(TORCHVISION) or is_transformers(spec.name):
         return False
     try:
         alone = outline(partial(create, spec.name, timm_arguments(spec))).state_dict()
@@ -290,7 +290,7 @@ def narrowing_of(spec: ModelSpec) -> Narrowing | None:
 def _family_suffices(spec: ModelSpec, width: Fraction) -> bool:
     """Return whether the arguments that the family names scale all of the model."""
     unusual = any(n.bit_count() != 1 for n in width.as_integer_ratio())
-    if width == 1 or unusual or is_language(spec.name):
+    if width == 1 or unusual or is_transformers(spec.name):
         return True
     _family_widths(spec)  # refuses a number of heads that cannot be divided
     try:

@@ -18,7 +18,7 @@ from rbdc.models.build import (
     timm_builds,
 )
 from rbdc.models.folder import check_writable, export, load_noted
-from rbdc.models.hub import is_hub_folder
+from rbdc.models.hub import is_language_folder
 from rbdc.models.spec import ModelSpec
 from rbdc.models.streamed import couple_streamed
 from rbdc.models.structures import halves_structure
@@ -48,7 +48,7 @@ def couple_folders(
     check_writable(output, force=force)
     _check_apart(output, first, second)
     folders = Path(first), Path(second)
-    if all(folder.is_dir() and is_hub_folder(folder) for folder in folders):
+    if all(map(is_language_folder, folders)):
         if off_diagonal != "zero":
             raise CouplingError(
                 "random off-diagonal blocks are not made for language models on disk",

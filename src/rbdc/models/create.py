@@ -23,9 +23,10 @@ from torch.nn.modules.module import (
 )
 
 from rbdc.errors import CheckpointError, ModelError, nearest
-from rbdc.models.language import config_fields, create_language, is_language
+from rbdc.models.language import create_language, is_language, language_arguments
 from rbdc.models.outline import outline
 from rbdc.models.spec import check_arguments
+from rbdc.models.vision import TRANSFORMERS, TYPES, create_vision, is_vision, vision_arguments
 
 TORCHVISION = "torchvision:"
 """Prefix of the names of torchvision's models."""
@@ -62,8 +63,13 @@ def create(name: str, arguments: Mapping[str, Any]) -> nn.Module:
         ) from error
 
 
+def is_transformers(name: str) -> bool:
+    """Return whether a name is that of a model of Hugging Face transformers."""
+    return is_language(name) or is_vision(name)
+
+
 def _library(name: str) -> str:
-    if is_language(name):
+    if is_transformers(name):
         return "transformers"
     return "torchvision" if name.startswith(TORCHVISION) else "timm"
 
@@ -71,6 +77,8 @@ def _library(name: str) -> str:
 def _plain(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     if is_language(name):
         return create_language(name, arguments)
+    if is_vision(name):
+        return create_vision(name, arguments)
     if not name.startswith(TORCHVISION):
         return cast(nn.Module, timm.create_model(name, pretrained=False, **arguments))
     model = torchvision.models.get_model(name.removeprefix(TORCHVISION), weights=None, **arguments)
@@ -122,16 +130,25 @@ def check_tensors(
 def constructor_names(name: str) -> tuple[str, ...]:
     """Return the arguments that the constructor of an architecture and of its bases takes."""
     if is_language(name):
-        return config_fields(name)
-    short, library = name.removeprefix(TORCHVISION), _library(name)
-    known = (timm if library == "timm" else torchvision.models).list_models
-    names = known(module=torchvision.models) if library == "torchvision" else known()
-    exists = timm.is_model(name) if library == "timm" else short in names
+        return language_arguments(name)
+    library, short = _library(name), name.removeprefix(TORCHVISION).removeprefix(TRANSFORMERS)
+    match library:
+        case "transformers":
+            names, exists = [*TYPES], short in TYPES
+        case "torchvision":
+            names = torchvision.models.list_models(module=torchvision.models)
+            exists = short in names
+        case _:
+            names, exists = timm.list_models(), timm.is_model(name)
     if not _NAME.fullmatch(short) or not exists:
+        lists = f"{library}'s list_models() lists the names."
+        if library == "transformers":
+            lists = f"Known classifiers are {', '.join(TYPES)}."
         raise ModelError(
-            f"{library} has no model called {short[:100]!r}",
-            nearest(short, names) or f"{library}'s list_models() lists the names.",
+            f"{library} has no model called {short[:100]!r}", nearest(short, names) or lists
         )
+    if library == "transformers":
+        return vision_arguments(name)
     bases = inspect.getmro(type(outline(partial(_plain, name, {}))))
     arguments = [
         argument.name

@@ -7,7 +7,7 @@ halved as long as all of them are whole numbers. A model without an entry is sca
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -16,7 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from rbdc.errors import ModelError
-from rbdc.models.language import language_depths, language_widths
+from rbdc.models.hugging_face import depths_of, widths_of
 
 Widths = Mapping[str, int | tuple[int, ...]]
 
@@ -123,8 +123,8 @@ def register_family(family: Family) -> None:
 
 LANGUAGE = Family(
     model_class=nn.Module,  # the causal language models of transformers
-    widths=language_widths,
-    depths=language_depths,
+    widths=widths_of,
+    depths=depths_of,
     takes_image_size=False,
     baseline_epochs=1,
     warmup_epochs=0,
@@ -134,13 +134,19 @@ LANGUAGE = Family(
 
 def family_of(model: nn.Module) -> Family:
     """Return the family of a model; one without an entry trains as a DeiT does."""
-    if type(model).__module__.startswith("transformers."):
-        return LANGUAGE
+    model_class: Any = type(model)
+    if model_class.__module__.startswith("transformers."):
+        return _vision(model) if hasattr(model, "num_classes") else LANGUAGE
     for family in FAMILIES:
         if isinstance(model, family.model_class):
             return family
-    model_class: Any = type(model)
     return _other(model_class)
+
+
+def _vision(model: Any) -> Family:
+    model_class: Any = type(model)
+    sized = hasattr(model.config, "image_size")
+    return replace(_other(model_class), widths=widths_of, depths=depths_of, takes_image_size=sized)
 
 
 @cache

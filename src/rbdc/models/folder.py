@@ -9,17 +9,14 @@ only safetensors, JSON, and pickles with `weights_only=True` are read.
 import copy
 import re
 import shutil
-import warnings
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from timm.models import load_state_dict, save_for_hf
+from timm.models import save_for_hf
 from torch import Tensor, nn
 
 from rbdc.coupling import class_names, set_class_names
@@ -45,25 +42,25 @@ from rbdc.models.config import (
     read_config,
     read_record,
 )
-from rbdc.models.create import TORCHVISION, check_tensors
+from rbdc.models.create import TORCHVISION, check_tensors, is_transformers
 from rbdc.models.foreign import timm_spec
 from rbdc.models.hub import (
     TOKENIZER,
-    hub_names,
+    hub_about,
     hub_spec,
+    hub_state,
     is_hub_folder,
-    read_tokenizer,
-    weight_files,
+    save_hub,
 )
 from rbdc.models.language import is_language
 from rbdc.models.spec import ModelSpec
+from rbdc.models.weights import PICKLED_WEIGHTS, read_weights, weights_in
 from rbdc.structure import unwrapped
 
-PICKLED_WEIGHTS = "pytorch_model.bin"  # what timm writes without safe_serialization
 _FILES = {CONFIG, WEIGHTS, PICKLED_WEIGHTS, RECORD}
 _HUB_FILES = re.compile(
     r"generation_config\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|chat_template\.jinja"
-    r"|tokenizer(_config)?\.json|tokenizer\.model|special_tokens_map\.json|added_tokens\.json"
+    r"|(tokenizer|preprocessor)(_config)?\.json|tokenizer\.model|special_tokens_map\.json|added_tokens\.json"
     r"|vocab\.(json|txt)|merges\.txt"
 )
 """Names of the other files in a folder of transformers that has no code of its own."""
@@ -102,8 +99,8 @@ def export(
     if not all(tensor.is_contiguous() for tensor in model.state_dict().values()):
         model = copy.deepcopy(model).to(memory_format=torch.contiguous_format)  # channels_last
     with written_whole(target, spec.to_json(), record or {}) as partial:
-        if is_language(spec.name):
-            _save_language(model, partial)
+        if is_transformers(spec.name):
+            save_hub(model, partial)
             return target
         if spec.name.startswith(TORCHVISION):
             _tell_features(model)
@@ -121,13 +118,6 @@ def _tell_features(model: Any) -> None:
     """Give a model of torchvision the number that timm's models have of their head's inputs."""
     head = model.get_submodule(model.pretrained_cfg["classifier"])
     model.num_features = getattr(head, "in_features", None) or head.in_channels
-
-
-def _save_language(model: Any, folder: Path) -> None:
-    """Write a language model as transformers does, with the tokenizer that it was trained with."""
-    model.save_pretrained(folder, max_shard_size="1000TB")  # one file, whose checksum is recorded
-    for name, text in (model.pretrained_cfg.get(TOKENIZER) or {}).items():
-        (folder / name).write_text(text)
 
 
 def copy_model(source: Path, folder: Path, *, record: Mapping[str, Any]) -> None:
@@ -220,8 +210,8 @@ def load_noted(
                 "Give a model name and arguments only with weight files.",
             )
         spec, about = folder_spec(path)
-        if is_language(spec.name):
-            state = _language_state(spec, path)
+        if is_transformers(spec.name):
+            state = hub_state(spec, path)
         else:
             wanted = list(shapes_of(spec))  # transformers' wrapper of timm's models has a prefix
             state, _ = unwrapped_state(read_weights(weights_in(path), use_ema), wanted, spec, path)
@@ -284,7 +274,7 @@ def folder_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
     if is_hub_folder(folder):
         spec = hub_spec(folder)
         known = read_record(folder).get("spec")
-        return ModelSpec(**known) if known else spec, {TOKENIZER: read_tokenizer(folder)}
+        return ModelSpec(**known) if known else spec, hub_about(folder)
     config, record = read_config(folder), read_record(folder)
     data = config.get("pretrained_cfg") or {}
     about = {**data, "label_names": config.get("label_names") or data.get("label_names")}
@@ -295,15 +285,6 @@ def folder_spec(folder: Path) -> tuple[ModelSpec, dict[str, Any]]:
     if size and not family(as_spec(name)).takes_image_size:
         arguments.setdefault("img_size", size[-1])
     return ModelSpec(name=name, arguments=arguments), about
-
-
-def _language_state(spec: ModelSpec, folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of a folder of transformers by the names of the model's state dict."""
-    state: dict[str, Tensor] = {}
-    for path in weight_files(folder):
-        state |= read_weights(path)
-    names = hub_names(spec, state)
-    return {name: state[source] for name, source in names.items()}
 
 
 def _spec_of_state(name: str, arguments: dict[str, Any], state: Mapping[str, Tensor]) -> ModelSpec:
@@ -324,59 +305,6 @@ def _spec_of_state(name: str, arguments: dict[str, Any], state: Mapping[str, Ten
         candidates.append((fit, spec))
     # if none fits fully, the nearest gives the most useful error message
     return max(candidates, key=lambda candidate: candidate[0])[1]
-
-
-def weights_in(folder: Path) -> Path:
-    """Return the path of the weights in an exported folder."""
-    pickled = folder / PICKLED_WEIGHTS
-    return pickled if pickled.exists() and not (folder / WEIGHTS).exists() else folder / WEIGHTS
-
-
-def read_weights(path: Path, use_ema: bool = True) -> dict[str, Tensor]:
-    """Read a state dict from a file as timm does, without executing code in it."""
-    if not path.is_file():  # a pipe would be waited for
-        found = "is not a file" if path.exists() else "does not exist"
-        raise CheckpointError(f"{path} {found}", "An exported folder must contain this file.")
-    try:
-        _check_stored(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, of sparse tensors: they are refused below
-            state = load_state_dict(str(path), use_ema=use_ema, device="cpu", weights_only=True)
-    except Exception as error:  # an unknown file can raise any error
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        if isinstance(error, UnpicklingError):  # torch's message advises to trust the file
-            reason = ["it is damaged, or contains more than tensors"]
-        raise CheckpointError(
-            f"{path} cannot be read as weights: {reason[0]}",
-            "Use safetensors, or a pickle of tensors only: nothing else is ever unpickled.",
-        ) from error
-    if not state or not all(isinstance(t, Tensor) and not t.is_meta for t in state.values()):
-        raise CheckpointError(
-            f"{path} contains no state dict: a mapping of names to tensors was expected",
-            "Save model.state_dict(), alone or under the key 'model' or 'state_dict'.",
-        )
-    for name, tensor in state.items():
-        if tensor.layout is not torch.strided or tensor.is_quantized:
-            raise CheckpointError(
-                f"{name} in {path} is a sparse or quantized tensor", "Save dense tensors."
-            )
-        if tensor.nbytes > tensor.untyped_storage().nbytes():  # a view that repeats few numbers
-            raise CheckpointError(
-                f"{name} in {path} is {tuple(tensor.shape)}, more than the file holds",
-                "Save contiguous tensors.",
-            )
-    return dict(state)
-
-
-def _check_stored(path: Path) -> None:
-    """Raise a ValueError for a compressed archive: zeros take a thousandth of their memory in it.
-
-    torch.save compresses nothing.
-    """
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                raise ValueError("it is compressed")
 
 
 def check_sums(folder: Path) -> None:

@@ -4,24 +4,38 @@ Nothing in a folder is run: its configuration is read as data, by the fields tha
 own class in transformers has, and weights are safetensors.
 """
 
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 from pydantic import Field, with_config
+from torch import Tensor
 from typing_extensions import TypedDict
 
+from rbdc.coupling import class_names
 from rbdc.disk import SHAPE, read_bytes, read_json
 from rbdc.errors import CheckpointError
 from rbdc.models.build import build_meta
 from rbdc.models.config import CONFIG, WEIGHTS, FileName
-from rbdc.models.language import NAMES, config_fields
+from rbdc.models.hugging_face import config_fields
+from rbdc.models.language import NAMES
 from rbdc.models.outline import tied_names
 from rbdc.models.spec import ModelSpec
+from rbdc.models.vision import (
+    TRANSFORMERS,
+    TYPES,
+    arguments_of,
+    class_labels,
+    is_vision,
+    loaded_state,
+)
+from rbdc.models.weights import read_weights
 
 TOKENIZER = "tokenizer"
 """Entry of a model's record with the files of its tokenizer, by name."""
 INDEX = "model.safetensors.index.json"
+PREPROCESSOR = "preprocessor_config.json"
 _REMEDY = "Use a folder that transformers' save_pretrained wrote, undamaged."
 
 
@@ -32,6 +46,14 @@ class HubConfig(TypedDict):
     model_type: str
     auto_map: NotRequired[Any]
     quantization_config: NotRequired[Any]
+
+
+@with_config(SHAPE)
+class Preprocessor(TypedDict):
+    """transformers' preprocessor_config.json, of which other fields do not matter here."""
+
+    image_mean: NotRequired[list[float]]
+    image_std: NotRequired[list[float]]
 
 
 @with_config(SHAPE)
@@ -50,8 +72,13 @@ def is_hub_folder(folder: Path) -> bool:
     return config is not None and "model_type" in config and "architecture" not in config
 
 
+def is_language_folder(folder: Path) -> bool:
+    """Return whether a folder holds a model of transformers other than an image classifier."""
+    return folder.is_dir() and is_hub_folder(folder) and not is_vision(hub_spec(folder).name)
+
+
 def hub_spec(folder: Path) -> ModelSpec:
-    """Return the spec of the language model that a folder's config.json describes."""
+    """Return the spec of the model that a folder's config.json describes."""
     read_json(folder / CONFIG, HubConfig, CheckpointError, _REMEDY)
     config = read_json(folder / CONFIG, dict[str, Any], CheckpointError, _REMEDY) or {}
     name = config["model_type"]
@@ -66,14 +93,51 @@ def hub_spec(folder: Path) -> ModelSpec:
         raise CheckpointError(
             f"the weights in {folder} are quantized", "Couple and train full-precision weights."
         )
+    if name in TYPES:
+        return ModelSpec(name=TRANSFORMERS + name, arguments=arguments_of(config))
     if name not in NAMES:
         raise CheckpointError(
             f"{folder} has a model of type {str(name)[:50]!r}, which is not among the known ones",
-            f"Known are {', '.join(NAMES)}; in Python, rbdc.couple takes any model and an example.",
+            f"Known are {', '.join((*NAMES, *TYPES))}; in Python, rbdc.couple takes any model and "
+            "an example.",
         )
     known = (*config_fields(name), *_OLD_FIELDS)
     arguments = {k: config[k] for k in known if config.get(k) is not None}
     return ModelSpec(name=name, arguments=arguments)
+
+
+def hub_about(folder: Path) -> dict[str, Any]:
+    """Return what a folder says of its model's inputs and outputs, as timm's records call it."""
+    config = read_json(folder / CONFIG, dict[str, Any], CheckpointError, _REMEDY) or {}
+    if config["model_type"] not in TYPES:
+        return {TOKENIZER: read_tokenizer(folder)}
+    images = read_json(folder / PREPROCESSOR, Preprocessor, CheckpointError, _REMEDY) or {}
+    names = class_labels(config)
+    unnamed = names == [f"LABEL_{n}" for n in range(len(names))]  # as transformers fills in
+    about: dict[str, Any] = {"label_names": None if unnamed else names}
+    for key in ("mean", "std"):
+        about[key] = images.get(f"image_{key}")
+    return about
+
+
+def save_hub(model: Any, folder: Path) -> None:
+    """Write a model as transformers does, with its tokenizer, or its class names and pixels."""
+    record, names = model.pretrained_cfg, class_names(model)
+    if names:
+        model.config.id2label = dict(enumerate(names))
+        model.config.label2id = {name: n for n, name in enumerate(names)}
+    model.save_pretrained(folder, max_shard_size="1000TB")  # one file, whose checksum is recorded
+    for name, text in (record.get(TOKENIZER) or {}).items():
+        (folder / name).write_text(text)
+    if "input_size" in record:
+        _channels, height, width = record["input_size"]
+        images = {
+            "image_processor_type": "ViTImageProcessor",
+            "size": {"height": height, "width": width},
+            "image_mean": list(record["mean"]),
+            "image_std": list(record["std"]),
+        }
+        (folder / PREPROCESSOR).write_text(json.dumps(images, indent=2))
 
 
 def known_config(folder: Path) -> dict[str, Any]:
@@ -88,8 +152,19 @@ def known_config(folder: Path) -> dict[str, Any]:
 
 
 _OLD_FIELDS = ("rope_theta", "rope_scaling")  # by older versions of transformers
-_WRITTEN_BY = ("model_type", "architectures", "dtype", "torch_dtype", "use_cache",
-               "transformers_version")  # fmt: skip
+_WRITTEN_BY = ("model_type", "architectures", "dtype", "torch_dtype", "use_cache", "id2label",
+               "label2id", "transformers_version")  # fmt: skip
+
+
+def hub_state(spec: ModelSpec, folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a folder by the names of the model's state dict."""
+    state: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        state |= read_weights(path)
+    if is_vision(spec.name):
+        return loaded_state(build_meta(spec), state, str(folder))
+    names = hub_names(spec, state)
+    return {name: state[source] for name, source in names.items()}
 
 
 def weight_files(folder: Path) -> list[Path]:

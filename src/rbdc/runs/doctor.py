@@ -30,7 +30,8 @@ from rbdc.jobs.records import (
     read_run_result,
 )
 from rbdc.models.config import read_config
-from rbdc.models.folder import check_sums, read_weights, weights_in
+from rbdc.models.folder import check_sums
+from rbdc.models.weights import read_weights, weights_in
 from rbdc.runs.record import read_record
 from rbdc.training.checkpoint import FACTS, read_state
 

@@ -1,5 +1,6 @@
 """The definition of one training: everything that decides its result, and nothing else."""
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ from torch import nn
 from rbdc.data import DataSet, ImageFormat, ImageSet, TextData, TextFormat
 from rbdc.errors import DataError
 from rbdc.models import ModelSpec, record_of
+from rbdc.models.create import constructor_names
 from rbdc.models.language import SEQUENCE
 from rbdc.settings import Extent, Length, Recipe, plain
 
@@ -102,8 +104,10 @@ def fit_to_data(spec: ModelSpec, data: DataSet, recipe: Recipe) -> ModelSpec:
         if recipe.batched:
             arguments.setdefault("img_size", height if height == width else [height, width])
     for name, rate in (("drop_rate", recipe.drop), ("drop_path_rate", recipe.drop_path)):
-        if rate:
+        if rate and name in constructor_names(spec.name):
             arguments.setdefault(name, rate)
+        elif rate:
+            warnings.warn(f"{spec.name} has no {name}: it is trained without it", stacklevel=2)
     return replace(spec, arguments=arguments)
 
 

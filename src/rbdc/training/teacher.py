@@ -14,7 +14,7 @@ from rbdc.errors import RecipeError, nearest
 from rbdc.models import load
 from rbdc.models.config import RECORD, constructor_arguments, read_config
 from rbdc.models.create import create_filled
-from rbdc.models.folder import read_weights, weights_in
+from rbdc.models.weights import read_weights, weights_in
 from rbdc.plan import CounterName, forward_flops
 from rbdc.plan.flops import DEFAULT_COUNTER
 from rbdc.settings import Recipe

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rbdc.errors import CheckpointError, ModelError
 from rbdc.models import as_spec, load, shapes_of
-from rbdc.models.folder import read_weights
+from rbdc.models.weights import read_weights
 
 _LEFT = (
     (r"(cls|dist|reg)_token$", "not part of a feature map"),
