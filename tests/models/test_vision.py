@@ -111,6 +111,9 @@ def test_commands_take_such_a_model(step: str, capsys: pytest.CaptureFixture[str
         ({"auto_map": {"AutoModel": "code.Model"}}, "trust_remote_code"),
         ({"hidden_act": "../x"}, "no plain name"),
         ({"image_size": "large"}, "image_size|img_size"),
+        ({"id2label": {"first": "cat"}}, "id2label"),
+        ({"id2label": ["cat", "dog"]}, "id2label"),
+        ({"num_hidden_layers": 10**6}, "beyond"),
     ],
 )
 def test_damaged_folders_are_refused(damage: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ class HubConfig(TypedDict):
 
     model_type: str
     auto_map: NotRequired[Any]
+    id2label: NotRequired[dict[Annotated[str, Field(pattern=r"^\d{1,7}$")], str] | None]
     quantization_config: NotRequired[Any]
 
 
