@@ -467,10 +467,15 @@ class _Deadly(ImageSource):
         return f"image {index}"
 
 
+def unlike(data: DataSet, train: ImageSource) -> DataSet:
+    """Other images, and a fingerprint that says so: tests beside this one must not share theirs."""
+    return replace(data, train=train, fingerprint=type(train).__name__)
+
+
 @pytest.mark.usefixtures("_quick_look_after_workers")
 def test_workers_that_keep_dying_are_an_error_after_all_that_could_be_read(memory: DataSet) -> None:
     deadly = int(epoch_order(IMAGES, 0, 0, 0)[13])  # in the second batch
-    data = replace(memory, train=_Deadly(deadly=deadly, main=os.getpid()))
+    data = unlike(memory, _Deadly(deadly=deadly, main=os.getpid()))
     expected = batches(data, SINGLE, stop=1)
     found = []
     with (
@@ -493,7 +498,7 @@ class _Broken(_Deadly):
 @pytest.mark.usefixtures("_quick_look_after_workers")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_mistakes_of_ours_are_not_taken_for_dead_workers(memory: DataSet, workers: int) -> None:
-    data = replace(memory, train=_Broken(deadly=0, main=0))
+    data = unlike(memory, _Broken(deadly=0, main=0))
     with warnings.catch_warnings(), pytest.raises(RuntimeError, match="a mistake of ours"):
         warnings.simplefilter("error")
         batches(data, SINGLE, stop=1, workers=workers)
