@@ -58,7 +58,7 @@ def test_the_median_of_rounds_ignores_a_slow_one(monkeypatch: pytest.MonkeyPatch
         now[0] += 100.0 if number[0] == 3 else 0.5
 
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
-    assert median_seconds(run, lambda _: None) == 0.5 and number[0] == 3
+    assert median_seconds(run, lambda _: None, 2.0) == 0.5 and number[0] == 3
 
 
 def test_what_was_measured_is_read_under_exactly_its_conditions(
