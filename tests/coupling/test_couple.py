@@ -269,6 +269,7 @@ def test_parents_that_differ_are_named(change: dict[str, Any], expected: str) ->
 
 def test_a_wide_model_that_is_not_twice_as_wide_is_refused() -> None:
     first, second = parents(VIT)
+    assert "is as wide as its parents" in refused(first, second, parents(VIT)[0])
     fewer_heads = rbdc.build(VIT, **(SMALL_VIT | {"num_heads": 2}))
     assert "because of bmm in blocks.0.attn: it mixes" in refused(first, second, fewer_heads)
     more_channels = rbdc.build(VIT, **(SMALL_VIT | {"in_chans": 6}))

@@ -64,6 +64,13 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     assert refused({"zzzzz": 1}).remedy.startswith("Known are model, model_kwargs, width, ")
 
 
+def test_settings_of_the_machine_and_the_cluster_are_told_from_unknown_ones() -> None:
+    error = refused({}, {"log": "wandb"})
+    assert error.problem == "log is a setting of the machine, not of what is trained"
+    assert "machine=rbdc.Machine(log=...)" in error.remedy and "--log " in error.remedy
+    assert "cluster=rbdc.Cluster(retries=...)" in refused({"retries": 3}).remedy
+
+
 def test_a_number_that_yaml_reads_as_text(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("lr: 1e-3\n")

@@ -75,6 +75,11 @@ def check_wide(parent: nn.Module, wide: nn.Module) -> None:
     """Refuse a wide model that is not its parents' architecture at twice the width."""
     check_built(wide)
     check_whole(wide)
+    if _shapes(parent) == _shapes(wide):
+        raise CouplingError(
+            "the model to couple into is as wide as its parents: every tensor has the same shape",
+            "Build it at twice their width.",
+        )
     names = ("the parents", "the wide model")
     _check_same(_structure(parent), _structure(wide), *names, may_double=True)
     if any(tensor.is_meta for tensor in wide.state_dict().values()):

@@ -5,6 +5,8 @@ from dataclasses import field
 from typing import Any, Literal
 
 from rbdc.errors import RecipeError
+from rbdc.settings.cluster import Cluster
+from rbdc.settings.machine import Machine
 from rbdc.settings.recipe import Recipe
 from rbdc.settings.schema import (
     Count,
@@ -168,7 +170,20 @@ def split_settings(
     of_request, of_recipe = schemas(Request), schemas(Recipe)
     for name in merged:
         if name not in {**of_request, **of_recipe}:
-            raise unknown_setting(name, [*of_request, *of_recipe])
+            raise _setting_of_another(name) or unknown_setting(name, [*of_request, *of_recipe])
     request = {name: merged[name] for name in of_request if name in merged}
     recipe = {name: merged[name] for name in of_recipe if name in merged}
     return Request(**request), Recipe(**recipe)
+
+
+def _setting_of_another(name: str) -> RecipeError | None:
+    """Return the mistake of giving a setting of the machine or the cluster with the training's."""
+    for cls in (Machine, Cluster):
+        if name in schemas(cls):
+            option, argument = name.replace("_", "-"), cls.__name__.lower()
+            value = f"{argument}=rbdc.{cls.__name__}({name}=...)"
+            return RecipeError(
+                f"{name} is a setting of the {argument}, not of what is trained",
+                f"Give --{option} on the command line, or {value} in Python.",
+            )
+    return None
