@@ -121,7 +121,9 @@ def test_so_it_does_whatever_the_mean_and_size_of_a_stream(name: str, size: floa
     units = units_of(spec(name).scaled(0.5))
     with torch.no_grad():
         for key, tensor in parent.state_dict().items():
-            inside = "stream" in units.axes[key] and units.layout[key].input_axis is None
+            inside = (
+                not units.mixed.isdisjoint(units.axes[key]) and units.layout[key].input_axis is None
+            )
             if inside and "norm" not in key and "ls" not in key:
                 tensor.add_(5.0)  # biases, tokens, positions
         for layer in (parent.patch_embed.proj, parent.pos_embed, parent.cls_token):
@@ -158,7 +160,7 @@ def test_gradients_are_what_the_matrices_say(name: str) -> None:
     found, expecting = gradients(model, at, units), matrices_of(parent.eval(), units.inner, at)
     for pair in units.inner:
         # GELU's slope at 0; and a stream of layer norms is sqrt 2 as large as the parent's
-        slope = {"heads": 2**-0.5, "hidden": 2**-0.5 / 2}.get(pair.group.rpartition(".")[2], 1.0)
+        slope = {"qkv": 2**-0.5, "fc1": 2**-0.5 / 2}.get(pair.first.rpartition(".")[2], 1.0)
         matrices = expecting[pair.group]
         weights = new_out(model.get_submodule(pair.second).weight)
         old = weights[:, : weights.shape[1] // 2].flatten(1).unflatten(0, (len(matrices), -1))
@@ -251,7 +253,9 @@ def test_batches_are_summed_and_the_seed_decides() -> None:
         ("resnetaa50d", {}, r"layer2\.0\.aa is AvgPool2d"),
         ("resnet50d", {"norm_layer": "groupnorm", "stem_width": 64}, r"conv1\.1.*GroupNorm"),
         ("vit_base_patch16_clip_224", {}, "norm_pre is LayerNorm"),
-        ("seresnet50", {}, "not known"),
+        ("seresnet50", {}, r"layer1\.0, a Bottleneck"),
+        ("convnext_atto", {}, "has blocks, a ConvNeXt, and GradMax takes plain"),
+        ("resnext26ts", {}, "GradMax takes plain"),
     ],
 )
 def test_what_it_would_change_is_refused(name: str, others: dict[str, Any], part: str) -> None:

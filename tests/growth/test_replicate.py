@@ -16,6 +16,7 @@ from rbdc.jobs.method import Parent
 from rbdc.models import ModelSpec, halves_layout
 from tests.growth.context import CONTEXT, SEED, grown, wide_spec
 from tests.models.small_language import EXACT, INEXACT
+from tests.structure.test_architectures import EXACT as ARCHITECTURES
 from tests.support import SMALL, images, logits, parents, randomized
 
 pytestmark = [pytest.mark.numeric, pytest.mark.usefixtures("double_precision")]
@@ -141,7 +142,8 @@ def test_net2net_has_every_unit_of_a_transformer_twice() -> None:
     for name, group in units.groups.items():
         assert maps[name].bincount().tolist() == [2] * group.units
         assert torch.equal(maps[name][: group.units], torch.arange(group.units))
-    assert not torch.equal(*maps["stream"].chunk(2))
+    (stream,) = units.mixed
+    assert not torch.equal(*maps[stream].chunk(2))
 
 
 def test_hypercloning_is_four_halves_of_the_parent() -> None:
@@ -151,9 +153,40 @@ def test_hypercloning_is_four_halves_of_the_parent() -> None:
     assert torch.equal(model.state_dict()["layer2.0.conv2.weight"], torch.cat([row, row]))
 
 
-def test_a_model_with_unknown_units_is_refused_before_training() -> None:
-    spec = ModelSpec(name="seresnet50")
-    with pytest.raises(ModelError, match=r"layer1\.0\.se\.fc1\.weight"):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "convnext_atto",  # depthwise convolutions, layer norms
+        "mobilenetv3_small_100",  # depthwise convolutions, gates
+        "resnet50_gn",  # a unit is the channels of a norm's group
+        "swin_tiny_patch4_window7_224",  # biases by head; one head in the narrow model
+    ],
+)
+def test_net2net_s_units_are_found_in_other_architectures(name: str) -> None:
+    wide = ModelSpec(name=name, arguments=ARCHITECTURES[name])
+    Net2Net().check_model(wide)
+    parent = randomized(rbdc.build(wide.scaled(0.5)), 1)
+    grown = Net2Net(noise=0.0).grow([Parent(model=parent)], wide, CONTEXT)
+    assert grown.record["proof_error"] < 1e-10
+    maps = Net2Net().maps(units_of(wide.scaled(0.5)), SEED)
+    assert any(not torch.equal(*chosen.chunk(2)) for chosen in maps.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        (
+            "densenet121",
+            r"features\.denseblock1\.denselayer1\.conv2\.weight",
+        ),  # groups side by side
+        ("resnext50_32x4d", r"layer1\.0\.conv1\.weight"),  # channels must stay in their group
+    ],
+)
+def test_a_model_whose_units_cannot_be_copied_is_refused_before_training(
+    name: str, tensor: str
+) -> None:
+    spec = ModelSpec(name=name, arguments=ARCHITECTURES[name])
+    with pytest.raises(ModelError, match=tensor):
         Net2Net().check_model(spec)
     HyperCloning().check_model(spec)  # each unit twice, in order: groups need not be known
 

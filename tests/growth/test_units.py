@@ -4,7 +4,7 @@ from math import prod
 
 import pytest
 
-from rbdc.errors import ModelError
+from rbdc.errors import CouplingError
 from rbdc.growth.units import units_of
 from rbdc.models import ModelSpec, build_meta
 from tests.growth.context import wide_spec
@@ -31,7 +31,7 @@ def test_every_axis_that_doubles_has_a_group_and_no_other_has(name: str) -> None
                 shape = (3 if packed else 1, group.units, group.channels)
                 assert units.by_unit(tensor, key, number).shape[number : number + 3] == shape, key
                 assert narrow_size == prod(shape), key
-    assert units.layer_norm == ("deit" in name)
+    assert units.uniform == bool(units.mixed) == ("deit" in name)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,12 +56,17 @@ def test_a_unit_of_attention_is_a_head_in_each_of_q_k_and_v() -> None:
     assert (units.groups[group].units, units.groups[group].channels) == (6, 64)
 
 
-def test_a_model_with_unknown_units_is_refused_by_the_tensor_s_name() -> None:
-    with pytest.raises(ModelError, match=r"layer1\.0\.se\.fc1\.weight"):
-        units_of(ModelSpec(name="seresnet50", width=0.5))
+def test_a_branch_that_weights_channels_has_the_units_of_what_it_weights() -> None:
+    units = units_of(ModelSpec(name="seresnet50", width=0.5))
+    stream = units.axes["layer1.0.conv3.weight"][0]
+    assert (
+        stream == units.axes["layer1.0.se.fc2.weight"][0] == units.axes["layer1.0.se.fc1.weight"][1]
+    )
+    inner = next(inner for inner in units.inner if inner.first == "layer1.0.se.fc1")
+    assert inner.second == "layer1.0.se.fc2" and units.groups[inner.group].units == 8
 
 
 def test_layers_that_mix_neighbours_are_refused() -> None:
     arguments = {"block_args": {"attn_layer": "eca"}}
-    with pytest.raises(ModelError, match="which mixes neighbouring channels"):
+    with pytest.raises(CouplingError, match=r"layer1\.0\.se\.conv\.weight: both branches share it"):
         units_of(ModelSpec(name="resnet26d", width=0.5, arguments=arguments))

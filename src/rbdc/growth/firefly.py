@@ -21,7 +21,7 @@ from torch.func import functional_call
 from rbdc.data.randomness import generator
 from rbdc.errors import ModelError, PlanError
 from rbdc.growth.protocol import OneParent
-from rbdc.growth.units import Inner, along, units_of
+from rbdc.growth.units import Inner, along, check_plain, units_of
 from rbdc.jobs.method import Grown, GrowthContext, Parent
 from rbdc.models import ModelSpec, build_empty, build_meta
 from rbdc.settings import Duration
@@ -76,6 +76,7 @@ class Firefly(OneParent):
 
     def check_model(self, wide: ModelSpec) -> None:
         """Refuse a model with layers that cannot take more channels or heads than it has."""
+        check_plain(wide.scaled(0.5), "Firefly")
         norms = {name for inner in units_of(wide.scaled(0.5)).inner if (name := inner.norm)}
         for name, module in build_meta(wide).named_modules():
             if name in norms and not isinstance(module, nn.BatchNorm2d):
@@ -232,9 +233,10 @@ class Enlarged(nn.Module):
         Layers read their sizes off their weights, except for attention's number of heads.
         """
         shell = build_meta(wide)
-        for group, candidates in self.candidates.items():
-            if group.endswith(".heads"):
-                owner: Any = shell.get_submodule(f"{group.removesuffix('.heads')}.attn")
+        for inner in self.units.inner:
+            owner: Any = shell.get_submodule(inner.first.rpartition(".")[0])
+            if isinstance(owner, Attention):
+                candidates = self.candidates[inner.group]
                 owner.num_heads = 2 * candidates.splits + candidates.fresh
                 owner.attn_dim = owner.num_heads * owner.head_dim
         return shell

@@ -40,7 +40,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 from rbdc.coupling import class_names, example_for, set_class_names
 from rbdc.errors import ModelError
 from rbdc.growth.protocol import OneParent
-from rbdc.growth.units import Inner, Units, along, units_of
+from rbdc.growth.units import Inner, Units, along, check_plain, units_of
 from rbdc.jobs.method import Grown, GrowthContext, Parent
 from rbdc.models import ModelSpec, build_empty, build_meta
 from rbdc.settings import Duration
@@ -69,6 +69,7 @@ class GradMax(OneParent):
     def check_model(self, wide: ModelSpec) -> None:
         """Refuse a model whose function would change."""
         narrow = wide.scaled(0.5)
+        check_plain(narrow, "GradMax")
         for path, module in _obstacles(build_meta(narrow), units_of(narrow)):
             raise ModelError(
                 f"GradMax would change what {wide} computes: its {path} is {type(module).__name__}",
@@ -105,7 +106,7 @@ class GradMax(OneParent):
             module, input_axis = model.get_submodule(path), units.layout[name].input_axis
             axes = [(number, group) for number, group in enumerate(units.axes[name]) if group]
             for number, group in axes:
-                if units.layer_norm and group == "stream" and number != input_axis:
+                if group in units.mixed and number != input_axis:
                     tensor = _half_of_stream(module, tensor, number, attribute)
             for number, _group in reversed(axes):
                 if number == input_axis:
@@ -260,7 +261,7 @@ def _outgoing(
 
 def _obstacles(model: nn.Module, units: Units) -> Iterator[tuple[str, nn.Module]]:
     """Yield modules that do not map a zero unit to zero, or that M does not account for."""
-    known = (nn.Linear, nn.Conv2d, LayerScale, nn.LayerNorm if units.layer_norm else nn.BatchNorm2d)
+    known = (nn.Linear, nn.Conv2d, LayerScale, nn.LayerNorm if units.mixed else nn.BatchNorm2d)
     for name, axes in units.axes.items():
         path = name.rpartition(".")[0]
         module = model.get_submodule(path)

@@ -18,16 +18,16 @@ from rbdc.models.language import is_language
 class Net2Net(Replication):
     """Copy random units; up to the noise, the wide model computes its parent's function.
 
-    In a transformer every unit is copied exactly once. Its layer norms compute statistics over the
-    units, so each unit must keep its weight in them. A language model's copies stay in order: their
-    order changes nothing but which noise a copy gets.
+    Where layer norms compute statistics over the units, as in a transformer, every unit is copied
+    exactly once, so that each keeps its weight in them. A language model's copies stay in order:
+    their order changes nothing but which noise a copy gets.
     """
 
     name: ClassVar[str] = "net2net"
     summary: ClassVar[str] = "one narrow model; the wide one has random units of it twice"
 
     def check_model(self, wide: ModelSpec) -> None:
-        """Refuse a model whose units are not known."""
+        """Refuse a model whose units cannot be told apart."""
         if is_language(wide.name):
             super().check_model(wide)
         else:
@@ -45,7 +45,7 @@ class Net2Net(Replication):
         chosen = {}
         for name, group in units.groups.items():
             n, draws = group.units, generator(seed, "units", name)
-            if units.layer_norm:
+            if units.uniform:
                 new = torch.randperm(n, generator=draws)
             else:
                 new = torch.randint(n, (n,), generator=draws)

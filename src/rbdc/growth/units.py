@@ -1,26 +1,28 @@
 """Which units of a model belong together, for methods that copy or add single units.
 
-A unit is a channel, or an attention head. Units form groups: the channels of a residual stream are
-one group, however many layers write to it and read from it; the channels between two layers of a
-block are another, an inner group. A method must change a group alike in every tensor that has it.
+A unit is a channel, an attention head or a group of channels. Units form groups: the channels of a
+residual stream are one group, however many layers write to it and read from it; the channels
+between two layers of a block are another, an inner group. A method must change a group alike in
+every tensor that has it. Units are found by tracing the model (`rbdc.structure`).
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
 
-from timm.layers import Attention, EcaModule, Mlp
+from timm.layers import Attention, Mlp
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from rbdc.coupling import Layout
+from rbdc.coupling import Layout, check_exact
 from rbdc.errors import ModelError
-from rbdc.models import ModelSpec, build_meta, halves_layout
+from rbdc.models import ModelSpec, build_meta, halves_layout, halves_structure, halves_units
 
 GroupAxes = tuple[str | None, ...]
 """The group along each axis of a tensor; None for classes, colours, kernels and positions."""
+OTHERS = "standard training, RBDC, random and HyperCloning"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,10 +52,15 @@ class Units:
 
     layout: Layout
     groups: Mapping[str, Group]
+    """The groups, each by the name of the first tensor that has it."""
     axes: Mapping[str, GroupAxes]
+    sizes: Mapping[tuple[str, int], tuple[int, int]]
+    """Packed parts along an axis of a tensor, and channels per unit in each part."""
     inner: tuple[Inner, ...]
-    layer_norm: bool
-    """Whether layer norms normalise streams over their channels."""
+    mixed: frozenset[str]
+    """Groups whose units a module mixes: a layer norm computes statistics of them."""
+    uniform: bool
+    """Whether any module does, so that every unit must be copied equally often."""
 
     def written(self, name: str) -> str | None:
         """Return the group that a layer's weight writes; None for other tensors and for heads."""
@@ -64,10 +71,9 @@ class Units:
 
         A packed qkv weight has three parts, other tensors have one.
         """
-        group = self.axes[name][number]
-        assert group is not None, f"axis {number} of {name} has no units"
-        parts = (len(self.layout[name].packed) or 1) if number == 0 else 1
-        units: Tensor = tensor.unflatten(number, (parts, -1, self.groups[group].channels))
+        assert self.axes[name][number] is not None, f"axis {number} of {name} has no units"
+        parts, channels = self.sizes[name, number]
+        units: Tensor = tensor.unflatten(number, (parts, -1, channels))
         return units
 
 
@@ -76,109 +82,98 @@ def along(values: Tensor, tensor: Tensor, axis: int) -> Tensor:
     return values.view([-1 if number == axis else 1 for number in range(tensor.ndim)])
 
 
+@cache
 def units_of(narrow: ModelSpec) -> Units:
-    """Return the groups of a model; refuse one with layers that are not listed here."""
-    model: Any = build_meta(narrow)
-    _check_mixing(model, narrow)
-    layout = halves_layout(narrow.scaled(2))
-    if isinstance(model, ResNet):
-        layers = dict(_resnet(model))
-    elif isinstance(model, VisionTransformer):
-        layers = dict(_transformer(model))
-    else:
-        raise ModelError(
-            f"the units of a {type(model).__name__} are not known",
-            "growth/units.py lists those of ResNets and vision transformers.",
-        )
-    axes: dict[str, GroupAxes] = {}
-    groups: dict[str, Group] = {}
-    for name, tensor in model.state_dict().items():
-        scaled, input_axis = layout[name].scaled, layout[name].input_axis
-        out, into = layers.get(name) or layers.get(name.rpartition(".")[0]) or (None, None)
-        own = {number: into if number == input_axis else out for number in scaled}
-        axes[name] = tuple(own.get(number) for number in range(tensor.ndim))
-        for number, group in own.items():
-            if group is None:
-                raise ModelError(
-                    f"{narrow} has {name}, and which of its units belong together is not known",
-                    "Methods that copy or add single units take plain ResNets and vision "
-                    "transformers; standard training, RBDC and random take this one too.",
-                )
-            channels = model.blocks[0].attn.head_dim if group.endswith("heads") else 1
-            size = (layout[name].packed or tensor.shape)[0] if number == 0 else tensor.shape[number]
-            one = Group(units=size // channels, channels=channels)
-            assert groups.setdefault(group, one) == one, f"{name}: {one}"
+    """Return the groups of a model; refuse one whose branches or units cannot be told apart."""
+    wide = narrow.scaled(2)
+    layout, structure, found = halves_layout(wide), halves_structure(wide), halves_units(wide)
+    check_exact(structure)
+    entries = {
+        (name, number): units
+        for name, axes in found.items()
+        for number, units in enumerate(axes)
+        if units is not None
+    }
+    names = _groups(entries)
+    order = {group: list(dict.fromkeys(entries[at].tolist())) for at, group in _first(names)}
+    sizes = {}
+    for (name, number), units in entries.items():
+        own = order[names[name, number]]
+        parts = len(layout[name].parts([len(units)] * 9)[layout[name].scaled.index(number)])
+        channels = max(1, len(units) // (parts * len(own)))
+        if 0 in own or units.tolist() != parts * [unit for unit in own for _ in range(channels)]:
+            raise ModelError(
+                f"{narrow} has {name}, whose units cannot be told apart or lie in another order",
+                f"Methods that copy or add single units cannot widen it; {OTHERS} can.",
+            )
+        sizes[name, number] = parts, channels
+    axes = {
+        name: tuple(names.get((name, number)) for number in range(len(of_tensor)))
+        for name, of_tensor in found.items()
+    }
+    most: dict[str, int] = defaultdict(int)
+    for at, group in names.items():
+        most[group] = max(most[group], sizes[at][1])
+    joint = {axes.get(f"{path}.weight", (None,))[0] for path in structure.joint}
     return Units(
         layout=layout,
-        groups=groups,
+        groups={name: Group(units=len(own), channels=most[name]) for name, own in order.items()},
         axes=axes,
+        sizes=sizes,
         inner=tuple(_inner(axes, layout)),
-        layer_norm=isinstance(model, VisionTransformer),
+        mixed=frozenset(group for group in joint if group),
+        uniform=bool(structure.joint),
     )
 
 
-def _check_mixing(model: nn.Module, spec: ModelSpec) -> None:
-    """Refuse layers that mix neighbouring channels: copies would get other neighbours."""
+Place = tuple[str, int]
+"""A tensor's name, and one of its axes."""
+
+
+def _groups(entries: Mapping[Place, Tensor]) -> dict[Place, str]:
+    """Return the group of each axis: axes with a unit in common have one group."""
+    group_of, same = dict[int, str](), dict[str, str]()
+
+    def final(group: str) -> str:
+        while group in same:
+            group = same[group]
+        return group
+
+    for (name, number), units in entries.items():
+        members = units.tolist()
+        known = dict.fromkeys(final(group_of[unit]) for unit in members if unit in group_of)
+        group, *others = known or [name if number == 0 else f"{name}:{number}"]
+        same |= dict.fromkeys(others, group)
+        group_of |= dict.fromkeys(members, group)
+    return {at: final(group_of[int(units[0])]) for at, units in entries.items()}
+
+
+def _first(names: Mapping[Place, str]) -> Iterator[tuple[Place, str]]:
+    """Yield the first axis of each group."""
+    seen = set()
+    for at, group in names.items():
+        if group not in seen:
+            seen.add(group)
+            yield at, group
+
+
+def check_plain(narrow: ModelSpec, method: str) -> None:
+    """Refuse a model with other blocks than those that a method which adds units is written for."""
+    model = build_meta(narrow)
     for name, module in model.named_modules():
-        if isinstance(module, nn.GroupNorm | EcaModule):
-            raise ModelError(
-                f"{spec} has {name}, a {type(module).__name__}, which mixes neighbouring channels",
-                "Methods that copy or add single units cannot widen it; standard training, RBDC "
-                "and random can.",
+        plain = not isinstance(module, nn.GroupNorm) and getattr(module, "groups", 1) == 1
+        if not name:
+            plain = isinstance(module, ResNet | VisionTransformer)
+        elif hasattr(module, "se") or hasattr(module, "attn"):  # blocks of both families
+            plain = (isinstance(module, BasicBlock | Bottleneck) and module.se is None) or (
+                type(module) is Block and type(module.attn) is Attention and type(module.mlp) is Mlp
             )
-
-
-Layers = Iterator[tuple[str, tuple[str | None, str | None]]]
-"""Names of layers and other tensors, each with the groups of its outputs and of its inputs. Only a
-layer's weight has an input axis: a norm may be given its convolution's groups."""
-
-
-def _resnet(model: Any) -> Layers:
-    stream, read = "stem", None
-    if isinstance(model.conv1, nn.Sequential):
-        for number, written in ((0, "stem.0"), (3, "stem.3"), (6, stream)):
-            for layer in (number, number + 1):  # a convolution and its norm
-                yield f"conv1.{layer}", (written, read)
-            read = written
-    for name in ("conv1", "bn1"):
-        yield name, (stream, None)
-    for stage in ("layer1", "layer2", "layer3", "layer4"):
-        for number, block in enumerate(getattr(model, stage)):
-            if not isinstance(block, BasicBlock | Bottleneck):
-                continue  # `units_of` refuses its tensors by name
-            path = f"{stage}.{number}"
-            out = stream if block.downsample is None else stage
-            for name, _child in (block.downsample or nn.Sequential()).named_children():
-                yield f"{path}.downsample.{name}", (out, stream)
-            read, last = stream, 3 if isinstance(block, Bottleneck) else 2
-            for layer in range(1, last + 1):
-                written = out if layer == last else f"{path}.{layer}"
-                for kind in ("conv", "bn"):
-                    yield f"{path}.{kind}{layer}", (written, read)
-                read = written
-            stream = out
-    yield "fc", (None, stream)
-
-
-def _transformer(model: Any) -> Layers:
-    stream = "stream"
-    for name in ("patch_embed.proj", "cls_token", "dist_token", "reg_token", "pos_embed"):
-        yield name, (stream, None)
-    for name in ("norm_pre", "norm", "fc_norm"):
-        yield name, (stream, None)
-    for name in ("head", "head_dist"):
-        yield name, (None, stream)
-    for number, block in enumerate(model.blocks):
-        path = f"blocks.{number}"
-        if not (type(block) is Block and type(block.attn) is Attention and type(block.mlp) is Mlp):
-            continue
-        heads, hidden = f"{path}.heads", f"{path}.hidden"
-        yield f"{path}.attn.qkv", (heads, stream)
-        yield f"{path}.attn.proj", (stream, heads)
-        yield f"{path}.mlp.fc1", (hidden, stream)
-        yield f"{path}.mlp.fc2", (stream, hidden)
-        for name in ("norm1", "norm2", "ls1", "ls2"):
-            yield f"{path}.{name}", (stream, None)
+        if not plain:
+            raise ModelError(
+                f"{narrow} has {name or 'blocks'}, a {type(module).__name__}, and {method} takes "
+                "plain ResNets and vision transformers",
+                f"Compare with net2net there; {OTHERS} take it, too.",
+            )
 
 
 def _inner(axes: Mapping[str, GroupAxes], layout: Layout) -> Iterator[Inner]:

@@ -31,4 +31,4 @@ from rbdc.models.families import Family, register_family
 from rbdc.models.folder import copy_model, export, load
 from rbdc.models.narrow import narrow
 from rbdc.models.spec import ModelSpec
-from rbdc.models.structures import halves_layout, halves_structure
+from rbdc.models.structures import halves_layout, halves_structure, halves_units

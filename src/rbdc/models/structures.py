@@ -11,7 +11,14 @@ from rbdc.models.build import build_meta, build_zeros, family
 from rbdc.models.language import is_language
 from rbdc.models.memory import found
 from rbdc.models.spec import ModelSpec
-from rbdc.structure import Layout, Structure, evaluating, find_structure
+from rbdc.structure import (
+    EntryUnits,
+    Layout,
+    Structure,
+    evaluating,
+    find_structure,
+    find_units,
+)
 
 SIDE = 128
 """Side of the images, in pixels, that models of images of any size are tried with."""
@@ -33,6 +40,13 @@ def halves_structure(spec: ModelSpec) -> Structure:
 def _find(spec: ModelSpec) -> Structure:
     narrow, wide = (build_zeros(one) for one in (spec.scaled(0.5), spec))
     return find_structure(narrow, wide, quick_example(spec, wide))
+
+
+@cache
+def halves_units(spec: ModelSpec) -> dict[str, EntryUnits]:
+    """Return the units that entries of the tensors of a model of half the width belong to."""
+    narrow, wide = (build_zeros(one) for one in (spec.scaled(0.5), spec))
+    return find_units(narrow, wide, quick_example(spec, wide))
 
 
 def quick_example(spec: ModelSpec, model: nn.Module) -> Any:

@@ -6,5 +6,5 @@ forward pass), `units` and `rules` (what belongs together), `solve` (which branc
 """
 
 from rbdc.structure.layout import Axes, Layout, Split
-from rbdc.structure.structure import Structure, find_structure, unwrapped
+from rbdc.structure.structure import EntryUnits, Structure, find_structure, find_units, unwrapped
 from rbdc.structure.tape import call, evaluating

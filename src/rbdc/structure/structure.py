@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rbdc.errors import CouplingError
 from rbdc.structure.exact import inexact_uses
@@ -22,6 +22,8 @@ from rbdc.structure.solve import UNKNOWN, Branches, Conflict, match, runs_of
 from rbdc.structure.tape import Op, Ref, Tape, record
 from rbdc.structure.units import Units, pairs, thin
 
+EntryUnits = tuple[Tensor | None, ...]
+"""The unit of each entry along each axis of a tensor; None for axes that do not double."""
 _SAME_NAMES = {"_unsafe_view": "view", "reshape": "view", "flatten": "view"}
 """Names of reshaping, of which torch chooses one by sizes."""
 
@@ -92,6 +94,32 @@ def find_structure(narrow: nn.Module, wide: nn.Module, example: Any) -> Structur
 
     Both run `example` once: a tensor, or a tuple or dict of arguments.
     """
+    return _Reader(*_followed(narrow, wide, example)).structure(wide)
+
+
+@torch.no_grad()
+def find_units(narrow: nn.Module, wide: nn.Module, example: Any) -> dict[str, EntryUnits]:
+    """Return the units that the entries of the narrow model's tensors belong to.
+
+    A unit is a channel, an attention head or a group of channels: what has to lie in one branch.
+    """
+    _tapes, (units, _), (shapes, wide_shapes) = _followed(narrow, wide, example)
+    first, found = _first_names(narrow), dict[str, EntryUnits]()
+    for name, shape in shapes.items():
+        grows = (size != wide_shapes[name][axis] for axis, size in enumerate(shape))
+        found[name] = tuple(
+            units.along(first[name], axis) if grow else None for axis, grow in enumerate(grows)
+        )
+    return {  # what was united later has one number now
+        name: tuple(None if axis is None else units.find(axis) for axis in axes)
+        for name, axes in found.items()
+    }
+
+
+def _followed(
+    narrow: nn.Module, wide: nn.Module, example: Any
+) -> tuple[list[Tape], list[Units], list[dict[str, tuple[int, ...]]]]:
+    """Run both models on the example; return their operations, units and tensors' shapes."""
     shapes = [_shapes(model) for model in (narrow, wide)]
     _check_names(*shapes)
     tapes = [record(model, example) for model in (narrow, wide)]
@@ -102,7 +130,7 @@ def find_structure(narrow: nn.Module, wide: nn.Module, example: Any) -> Structur
         for number, (op, other) in enumerate(zip(tape.ops, twin.ops, strict=True)):
             own.step = number
             apply_rule(op, other, own)
-    return _Reader(tapes, units, shapes).structure(wide)
+    return tapes, units, shapes
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

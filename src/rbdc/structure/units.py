@@ -144,6 +144,23 @@ class Units:
         known = self.bound.setdefault(name, {})
         known.setdefault((self.step, role), found)
 
+    def along(self, name: str, axis: int) -> Tensor:
+        """Return the unit of each entry along an axis of a weight; 0 where nothing tells."""
+        size, read = self.shapes[name][axis], self.input_axis.get(name)
+        if name not in self.bound:  # nothing uses the weight
+            return self.fresh(size)
+        found = torch.zeros(size, dtype=torch.int64)
+        for (_, role), units in self.bound[name].items():
+            rows = self.find(units).movedim(axis, 0)
+            rows = rows.reshape(len(rows), -1)
+            single = read is None or (role == "in") == (axis == read)  # or of the other axis
+            if len(rows) == 1 and rows.numel() == 1 and single:
+                rows = rows.expand(size, 1)  # a single unit has all of them
+            one = rows.amax(dim=1, keepdim=True)
+            if len(rows) == size and bool(((rows == one) | (rows == 0)).all()):
+                found = self.unite(found, one[:, 0]).expand(size)
+        return found
+
     def own(self, ids: Ids) -> Tensor | None:
         """Return units for weights that are used as an activation: each is one of its own."""
         result: Tensor | None = ids.units
