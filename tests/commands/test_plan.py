@@ -161,6 +161,24 @@ def test_measured_speeds_are_remembered(
     assert third["total"] != first["total"]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--epochs=1e308", "the longest training of the plan, in epochs, is 1e+308"),
+        ("--budget=1e308", "the longest training of the plan, in epochs, is inf"),
+        ("--epochs=1 --baseline-epochs=1e300", "baseline epochs is 1e+300"),
+        ("--epochs=1 --warmup-epochs=1e10", "warm-up epochs is 1e+10"),
+        (f"--epochs=1 --images={10**400}", "expected a whole number from 1 to 10^15"),
+    ],
+)
+def test_amounts_that_nobody_can_train_are_refused(
+    options: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "resnet18d", "--device=cpu", *options.split()]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 2
+
+
 def test_tokens_are_sequences_of_a_language_model(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     words = ["plan", "gpt2", "--steps=1", "--epochs=1", "--rounding=none", "--model-kwargs"]

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 import rbdc
 from rbdc.coupling import couple_moments, example_for
 from rbdc.errors import CheckpointError, CouplingError, ModelError, WidthError
-from rbdc.models import as_spec, halves_structure, spec_of
+from rbdc.models import ModelSpec, as_spec, halves_structure, spec_of
 from rbdc.models.coupled import couple_verified
+from rbdc.models.explain import explain
 from tests.models.small_language import EXACT, INEXACT, REFUSED
 from tests.support import randomized
 
@@ -173,6 +174,8 @@ def test_unknown_fields_and_long_sequences_are_refused() -> None:
         rbdc.build("llama", hiden_size=64)
     with pytest.raises(ModelError, match="1 to 64 tokens"):
         rbdc.build("llama", **EXACT["llama"], sequence_length=65)
+    with pytest.raises(ModelError, match="vocab_size"):
+        explain(ModelSpec(name="llama", arguments={**EXACT["llama"], "vocab_size": [16]}))
 
 
 def test_the_example_is_a_sequence_of_tokens() -> None:

@@ -68,6 +68,7 @@ def _check_sequence(name: str, length: Any, longest: int) -> None:
 def small_vocabulary(spec: ModelSpec) -> ModelSpec:
     """Return a model that couples in the same way, for proofs: few tokens, none of them special."""
     arguments = {key: value for key, value in spec.arguments.items() if key not in _SPECIAL}
-    most = arguments.get("vocab_size", _SMALL_VOCABULARY)
-    arguments["vocab_size"] = min(most, _SMALL_VOCABULARY)
+    most = arguments.get("vocab_size")
+    if most is None or (type(most) is int and most > _SMALL_VOCABULARY):  # others: see the builder
+        arguments["vocab_size"] = _SMALL_VOCABULARY
     return dataclasses.replace(spec, arguments=arguments)

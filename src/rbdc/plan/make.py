@@ -26,6 +26,8 @@ from rbdc.plan.speeds import Speeds, check_positive
 from rbdc.settings import Request
 
 IMAGENET_IMAGES = 1_281_167
+MOST_EPOCHS, MOST_IMAGES = 1e9, 10**15
+"""Beyond any training, and small enough for FLOPs to be finite numbers."""
 
 
 def make_plan(
@@ -93,7 +95,8 @@ def make_plan(
     baseline = known.baseline_epochs if baseline_epochs is None else baseline_epochs
     warmup = known.warmup_epochs if warmup_epochs is None else warmup_epochs
     check_positive("baseline epochs", baseline)
-    _check_number("warm-up epochs", warmup, at_least=0)
+    _check_number("baseline epochs", baseline, at_least=0, at_most=MOST_EPOCHS)
+    _check_number("warm-up epochs", warmup, at_least=0, at_most=MOST_EPOCHS)
 
     shared = batches == "shared"
     shares = shares or growth.shares
@@ -123,6 +126,7 @@ def make_plan(
         "budget time": (budget_time, lambda part: parts_of_unit(part * standard_hours())),
     }
     wanted = [_solve(ways) * share for share in relative]
+    _check_number("the longest training of the plan, in epochs,", max(wanted), at_most=MOST_EPOCHS)
     return Plan(
         model=spec,
         steps=steps,
@@ -222,9 +226,9 @@ def _check(**values: Any) -> None:
         )
     check_positive("ratio", values["ratio"])
     _check_number("ratio", values["ratio"], at_least=1e-6, at_most=1e6)
-    if not isinstance(values["images"], int) or values["images"] <= 0:
+    if not isinstance(values["images"], int) or not 0 < values["images"] <= MOST_IMAGES:
         raise PlanError(
-            f"images is {values['images']}, expected a positive whole number",
+            f"images is {str(values['images'])[:30]}, expected a whole number from 1 to 10^15",
             f"Give the size of the training set (ImageNet-1K: {IMAGENET_IMAGES}).",
         )
     for key, known in (("schedule", Schedule), ("costs", Costs), ("rounding", Rounding)):
@@ -236,10 +240,10 @@ def _check(**values: Any) -> None:
             )
 
 
-def _check_number(name: str, value: float, *, at_least: float, at_most: float = inf) -> None:
+def _check_number(name: str, value: float, *, at_least: float = 0, at_most: float = inf) -> None:
     if not at_least <= value <= at_most:
         raise PlanError(
-            f"{name} is {value:g}, expected {at_least:g} to {at_most:g}", f"Give another {name}."
+            f"{name} is {value:g}, expected {at_least:g} to {at_most:g}", "Give another amount."
         )
 
 
