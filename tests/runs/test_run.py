@@ -165,23 +165,22 @@ def test_a_language_model_grows_in_depth_and_sequence_length_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
-    (tmp_path / "text.txt").write_text("".join(map(chr, (97 + i * i % 23 for i in range(3000)))))
-    settings: dict[str, Any] = {
-        "grow": ("width", "depth", "resolution"),
-        "steps": 1,
-        "data": str(tmp_path / "text.txt"),
-        "epochs": 0.5,
-        "rounding": "none",
-        "smoothing": 0.0,
-    }
 
     def prepared() -> Training:
-        return small_tree(tmp_path, "gpt2", **settings)
+        return text_tree(tmp_path, grow=("width", "depth", "resolution"))
 
     stages = prepared().plan.stages
     assert [stage.grown for stage in stages] == [(), ("width", "depth", "resolution")]
     assert [image_side(stage.model) for stage in stages] == [12, 16]
     _stop_and_compare(prepared, tmp_path, monkeypatch)
+
+
+def text_tree(folder: Path, **settings: Any) -> Training:
+    """Two small language models of a text of the folder, and the target."""
+    text = folder / "text.txt"
+    text.write_text("".join(map(chr, (97 + i * i % 23 for i in range(3000)))))
+    of_text = {"data": str(text), "epochs": 0.5, "rounding": "none", "smoothing": 0.0}
+    return small_tree(folder, "gpt2", **of_text, **settings)
 
 
 def _stop_and_compare(
@@ -212,18 +211,30 @@ def _stop_and_compare(
     assert results[0]["metrics"] == results[1]["metrics"]
 
 
-def _run_and_exit(folder: Path, output: Path) -> None:
-    run(small_tree(folder), output, EAGER)
+def _run_and_exit(prepared: Callable[[], Training], output: Path) -> None:
+    run(prepared(), output, EAGER)
 
 
 def test_killed_twenty_times_it_ends_with_the_same_bits(
     folder: Path, straight: Path, tmp_path: Path
 ) -> None:
+    _kill_and_compare(lambda: small_tree(folder), straight, tmp_path, 20)
+
+
+def test_a_language_model_killed_ten_times_ends_with_the_same_bits(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    run(text_tree(tmp_path), tmp_path / "straight")
+    _kill_and_compare(lambda: text_tree(tmp_path), tmp_path / "straight", tmp_path, 10)
+
+
+def _kill_and_compare(
+    prepared: Callable[[], Training], straight: Path, tmp_path: Path, times: int
+) -> None:
     """Real processes, killed with -9 at random moments; what was finished is not touched again."""
     moments, kills, output = random.Random(0), 0, tmp_path / "run"
     finished: dict[Path, int] = {}
-    while kills < 20:
-        process = forked(_run_and_exit, folder, output)
+    while kills < times:
+        process = forked(_run_and_exit, prepared, output)
         process.join(moments.uniform(0.05, 1.0))
         if process.is_alive():
             os.kill(process.pid or 0, signal.SIGKILL)
@@ -236,7 +247,7 @@ def test_killed_twenty_times_it_ends_with_the_same_bits(
         for result, written in finished.items():
             assert result.stat().st_mtime_ns == written
         finished = {path: path.stat().st_mtime_ns for path in output.glob("jobs/*/result.json")}
-    run(small_tree(folder), output)
+    run(prepared(), output)
     assert_same_model(straight, output)
     for result, written in finished.items():
         assert result.stat().st_mtime_ns == written
