@@ -78,6 +78,8 @@ def record_of(spec: ModelSpec) -> Mapping[str, Any]:
 
 @cache
 def _meta(spec: ModelSpec) -> nn.Module:
+    if spec.width != 1:
+        narrowing_of(spec)  # runs models: an outline's modes would slow each of their operations
     return outline(partial(build, spec)).to("meta")
 
 
