@@ -1,20 +1,24 @@
 """Measured speeds: what is remembered, under what, and what is not trusted."""
 
 import json
+import multiprocessing.forkserver
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rbdc.jobs import measure, speeds
-from rbdc.jobs.measure import Measurement, measure_training, median_seconds
+from rbdc.jobs.engine import start_server
+from rbdc.jobs.measure import Measurement, measure_training, median_seconds, with_threads
 from rbdc.jobs.speeds import measured_speeds
 from rbdc.models import ModelSpec
 from rbdc.plan import Growth
 from rbdc.settings import Machine, Recipe
 from rbdc.training import Task, image_format
-from tests.support import SMALL_VIT, small_data
+from tests.support import SMALL_VIT, forked, small_data
 
 SPEC = ModelSpec(name="deit_tiny_patch16_224", arguments={**SMALL_VIT, "in_chans": 3})
 RECIPE = Recipe(batch_size=8)
@@ -105,3 +109,24 @@ def test_a_damaged_file_or_an_unwritable_folder_costs_a_measurement(
     (tmp_path / "file").write_text("")
     measured_speeds(tasks(), MACHINE, folder=tmp_path / "file" / "below")
     assert len(counted) == 8
+
+
+def _begin_and_wait(folder: Path) -> None:
+    multiprocessing.forkserver._forkserver.__init__()  # type: ignore[misc]  # the copied one is ours
+    os.environ["PYTHONPATH"] = str(folder)
+    start_server({"slow_to_import"})
+    assert not (folder / "imported").exists()
+    with with_threads(MACHINE, torch.device("cpu")):
+        assert (folder / "imported").exists()
+    os._exit(7)
+
+
+def test_nothing_is_measured_while_workers_are_prepared(tmp_path: Path) -> None:
+    """What they import would take the cores, and a wrong speed would be remembered."""
+    text = (
+        f"import pathlib, time\ntime.sleep(1)\npathlib.Path({str(tmp_path)!r}, 'imported').touch()"
+    )
+    (tmp_path / "slow_to_import.py").write_text(text)
+    process = forked(_begin_and_wait, tmp_path)
+    process.join()
+    assert process.exitcode == 7

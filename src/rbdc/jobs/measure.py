@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from rbdc.data import Batch, TextFormat
+from rbdc.jobs.engine import wait_for_server
 from rbdc.settings import Machine, Recipe
 from rbdc.training import Task, World, initial_weights
 from rbdc.training.classification import training_state
@@ -141,8 +142,9 @@ def measure_peak(device: torch.device, dtype: str) -> float:
 
 @contextmanager
 def with_threads(machine: Machine, device: torch.device) -> Iterator[int]:
-    """Use the machine's CPU threads within the block; yield how many, 0 on other devices."""
+    """Measure with the machine's CPU threads within the block; yield how many, 0 elsewhere."""
     before = torch.get_num_threads()
+    wait_for_server()
     try:
         if machine.threads:
             torch.set_num_threads(machine.threads)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from rbdc.data import TextFormat, derive_seed
+from rbdc.data import TextFormat
+from rbdc.data.randomness import seed_torch
 from rbdc.training.state import State
 from rbdc.training.task import Task
 
@@ -44,7 +45,7 @@ class FusedStates:
         """Take a step with every model; return their losses on the device."""
         first = self.states[0]
         seeds = [state.seed for state in self.states]
-        torch.manual_seed(derive_seed(*seeds, "step", first.step, first.world.rank))
+        seed_torch(first.device, *seeds, "step", first.step, first.world.rank)
         for state in self.states:
             state.begin_step()
         losses = [self._backward(batch, len(micro)) for batch in micro]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from rbdc.data import derive_seed
+from rbdc.data.randomness import seed_torch
 from rbdc.settings import Machine, Optimization
 from rbdc.training.optimizer import optimizer_state, restore_optimizer
 from rbdc.training.sharding import full_tensor, load_full, shard
@@ -105,7 +105,7 @@ class State:
     def update(self, micro: Sequence[Any]) -> Tensor:
         """Take an optimizer step on this process's micro-batches. Return the loss on the device."""
         # dropout and drop path depend on the seed and the step only, so no generator state is saved
-        torch.manual_seed(derive_seed(self.seed, "step", self.step, self.world.rank))
+        seed_torch(self.device, self.seed, "step", self.step, self.world.rank)
         self.begin_step()
         losses = []
         for number, batch in enumerate(micro):
