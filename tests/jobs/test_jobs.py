@@ -1,5 +1,6 @@
 """A job's key is its content; a plan's jobs have their places."""
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,16 @@ def test_standard_training_costs_what_the_tree_costs() -> None:
     assert job.task.epochs * target.training_flops / target.epochs == pytest.approx(
         training.plan.training_flops
     )
+
+
+def test_a_worker_is_sent_the_flops_that_were_counted(
+    data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To count them again would take a worker as long as hundreds of steps of a narrow model."""
+    job = trainings(tree_of(data))["1.0"]
+    counted = job.flops
+    monkeypatch.delattr("rbdc.jobs.train.forward_flops")
+    assert pickle.loads(pickle.dumps(job)).flops == counted
 
 
 def test_restart_and_carry(data: DataSet) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,9 +135,9 @@ class TrainJob(TrainingJob):
     def size(self) -> str:
         return f"width {self.model.width:g}"
 
-    @property
+    @cached_property
     def image_flops(self) -> float:
-        """FLOPs of training on one image."""
+        """FLOPs of training on one image. A worker is sent what its parent process counted."""
         return training_flops(forward_flops(self.model, counter=self.counter), 1, 1)
 
     @property
