@@ -21,7 +21,7 @@ import rbdc
 SETTINGS: dict[str, Any] = {
     "model": "resnet18d",
     "model_kwargs": {"channels": [8, 16, 32, 64], "stem_width": 8, "layers": [1, 1, 1, 1]},
-    "img_size": 32,
+    "img_size": 24,
     "steps": 2,
     "grow": ["width"],
     "ratio": 2,
