@@ -37,6 +37,7 @@ from tests.support import (
     own_copy,
     small_recipe,
     started,
+    until,
 )
 
 RESNET, DEIT = "resnet18d", "deit_tiny_patch16_224"
@@ -273,9 +274,8 @@ def test_standard_training_of_what_cannot_be_coupled(folder: Path, tmp_path: Pat
 
 def test_two_runs_in_one_folder(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    first = forked(_run_and_exit, folder, output)
-    while not (output / "run.json").exists():
-        time.sleep(0.01)
+    first = forked(_run_and_exit, lambda: small_tree(folder), output)
+    until((output / "run.json").exists)
     with pytest.raises(RunError, match=rf"in use by another run: process {first.pid} on .+ since"):
         run(small_tree(folder), output)
     os.kill(first.pid or 0, signal.SIGKILL)
@@ -350,9 +350,8 @@ def test_a_folder_of_something_else_is_left_alone(folder: Path, tmp_path: Path) 
 
 def test_a_damaged_checkpoint_is_passed_over(folder: Path, straight: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    process = forked(_run_and_exit, folder, output)
-    while len(list(output.glob("jobs/*/checkpoints/step-*"))) < 2:
-        time.sleep(0.002)
+    process = forked(_run_and_exit, lambda: small_tree(folder), output)
+    until(lambda: len(list(output.glob("jobs/*/checkpoints/step-*"))) >= 2)
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
     newest = sorted(output.glob("jobs/*/checkpoints/step-*"))[-1]
