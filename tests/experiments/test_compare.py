@@ -301,7 +301,7 @@ def test_a_training_that_fails_is_missing_and_the_others_are_done(
     assert unknown == missing  # not the seconds of the jobs that did end
 
 
-WITH_ATTENTION = {**TINY[RESNET], "block_args": {"attn_layer": "se"}}
+WITH_ATTENTION = {**TINY[RESNET], "block_args": {"attn_layer": "eca"}}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": ({"protocols": ("standart",)}, "no protocol is called 'standart'"),
     "option": ({"protocols": ("rbdc:two",)}, "rbdc got 'two'"),
