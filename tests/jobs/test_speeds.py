@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rbdc.jobs import measure, speeds
+from rbdc.jobs import engine, measure, speeds
 from rbdc.jobs.engine import start_server
 from rbdc.jobs.measure import Measurement, measure_training, median_seconds, with_threads
 from rbdc.jobs.speeds import measured_speeds
@@ -113,6 +113,7 @@ def test_a_damaged_file_or_an_unwritable_folder_costs_a_measurement(
 
 def _begin_and_wait(folder: Path) -> None:
     multiprocessing.forkserver._forkserver.__init__()  # type: ignore[misc]  # the copied one is ours
+    engine._imported.clear()
     os.environ["PYTHONPATH"] = str(folder)
     start_server({"slow_to_import"})
     assert not (folder / "imported").exists()

@@ -170,20 +170,22 @@ def start_server(modules: Collection[str]) -> Any:
     processes.set_forkserver_preload(sorted(modules))
     with signals(signal.SIG_IGN):  # inherited: a signal to the whole group is for us to handle
         forkserver.ensure_running()
-    _servers.append(processes)
+    _imported.setdefault(processes, False)
     return processes
 
 
-_servers: list[Any] = []
-"""The contexts of the server, if it was started."""
+_imported: dict[Any, bool] = {}
+"""Whether the server is known to have imported everything, by its context; empty: no server."""
 
 
 def wait_for_server() -> None:
     """Wait until the server has imported everything: that would slow whatever is measured."""
-    if _servers:
-        process = _servers[-1].Process(target=int)  # it forks when it has
-        process.start()
-        process.join()
+    for processes, done in list(_imported.items()):
+        if not done:
+            process = processes.Process(target=int)  # it forks when it has
+            process.start()
+            process.join()
+            _imported[processes] = True
 
 
 def groups_of(ready: Sequence[Job], workers: int = 1) -> list[list[Job]]:
